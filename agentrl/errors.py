@@ -1,0 +1,91 @@
+"""The error tree of agentrl.
+
+Every error that a user can cause or see derives from :class:`AgentRLError`, says what went
+wrong, what was got, and how to fix it, and survives pickling (its constructor takes one
+message, so that it can cross a process boundary).
+
+::
+
+    AgentRLError
+    ├── ConfigError            a setting that cannot work, or would train something else than meant
+    ├── RegistryError          an unknown, duplicate or broken registration
+    ├── ModelError             a model, tokenizer or chat template that cannot be used as it is
+    ├── CheckpointError        a checkpoint that is missing, damaged, or belongs to another run
+    ├── DataError              a task file or dataset that cannot be read as declared
+    ├── EnvError               an environment broke its contract (wrong type, exception)
+    ├── RewardError            a grader crashed or returned something that is no finite number
+    ├── ToolError              the *model's* mistake: the message is shown to the model as text
+    ├── ToolSpecError          a tool's YAML cannot be used
+    ├── SandboxError           a sandbox could not be created or reached (infrastructure)
+    │   └── SandboxUnavailable     the backend cannot work on this machine
+    ├── InfrastructureError    a failure that is nobody's decision: server lost, retries spent
+    ├── RenderError            a chat template that the renderer cannot follow exactly
+    ├── EngineError            a rollout engine refused or lost a request
+    └── TrainingError          training cannot go on (no signal, non-finite gradients in a row)
+"""
+
+from __future__ import annotations
+
+
+class AgentRLError(Exception):
+    """Base of all errors raised on purpose by agentrl."""
+
+
+class ConfigError(AgentRLError):
+    """A setting that cannot work, or would train something else than meant."""
+
+
+class RegistryError(AgentRLError):
+    """An unknown, duplicate or broken registration."""
+
+
+class ModelError(AgentRLError):
+    """A model, tokenizer or chat template that cannot be used as it is."""
+
+
+class CheckpointError(AgentRLError):
+    """A checkpoint that is missing, damaged, or belongs to another run."""
+
+
+class DataError(AgentRLError):
+    """A task file or dataset that cannot be read as declared."""
+
+
+class EnvError(AgentRLError):
+    """An environment broke its contract: wrong type, exception, time-out."""
+
+
+class RewardError(AgentRLError):
+    """A grader crashed, or returned something that is no finite number."""
+
+
+class ToolError(AgentRLError):
+    """The model's mistake in a tool call; the message goes to the model as text."""
+
+
+class ToolSpecError(AgentRLError):
+    """A tool specification that cannot be used."""
+
+
+class SandboxError(AgentRLError):
+    """A sandbox could not be created or reached: infrastructure, never the model's fault."""
+
+
+class SandboxUnavailable(SandboxError):
+    """The sandbox backend cannot work on this machine; the message holds the fix."""
+
+
+class InfrastructureError(AgentRLError):
+    """A failure that is nobody's decision: a server lost, retries spent."""
+
+
+class RenderError(AgentRLError):
+    """A chat template that the renderer cannot follow exactly."""
+
+
+class EngineError(AgentRLError):
+    """A rollout engine refused or lost a request."""
+
+
+class TrainingError(AgentRLError):
+    """Training cannot go on: no signal, or non-finite gradients in a row."""
