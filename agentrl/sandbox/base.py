@@ -68,7 +68,9 @@ class ExecResult:
 class Sandbox(Protocol):
     """One isolated interpreter with a work directory of its own. No network."""
 
-    async def run_code(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
+    async def run_code(
+        self, code: str, *, timeout_s: float | None = None
+    ) -> ExecResult:
         """Run a Python cell; names stay defined for the next cell.
 
         A failure of the code is a status, never an exception.
@@ -144,3 +146,16 @@ class SandboxReport:
     isolation: tuple[str, ...] = ()
     limits: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+
+
+class SandboxProvider(Protocol):
+    """Where tools and graders get sandboxes from (the pool of the run)."""
+
+    async def acquire(self, limits: SandboxLimits | None = None) -> Sandbox:
+        """Return a fresh sandbox; the caller closes it.
+
+        Raises:
+            SandboxUnavailable: no backend works here.
+            SandboxError: none could be had before the deadline.
+        """
+        ...

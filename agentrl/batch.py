@@ -1,0 +1,141 @@
+"""Ragged batches: flat tensors that share ``cu_seqlens``; no padding on the hot path.
+
+Legend: ``B`` rows (one per segment), ``N`` tokens of all rows together, ``T`` longest row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class Batch:
+    """Rows of different length, packed.
+
+    Attributes:
+        cu_seqlens: int64 [B + 1]; row ``b`` is ``[cu_seqlens[b], cu_seqlens[b + 1])``.
+        tokens: fields of shape [N], one value per token. ``ids`` (int64) and ``loss_mask`` (bool)
+            are always there; ``logprobs``, ``advantages`` and others are float32. A token's value
+            stands at the token's own position: ``logprobs[i] = log p(ids[i] | ids[:i])``.
+        rows: fields of shape [B], one value per row.
+    """
+
+    cu_seqlens: Tensor
+    tokens: dict[str, Tensor]
+    rows: dict[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check that every field has the length that ``cu_seqlens`` says."""
+        num_tokens, num_rows = int(self.cu_seqlens[-1]), len(self.cu_seqlens) - 1
+        for name, value in self.tokens.items():
+            if value.shape != (num_tokens,):
+                raise ValueError(
+                    f"token field {name!r}: shape {tuple(value.shape)}, want ({num_tokens},)"
+                )
+        for name, value in self.rows.items():
+            if value.shape != (num_rows,):
+                raise ValueError(
+                    f"row field {name!r}: shape {tuple(value.shape)}, want ({num_rows},)"
+                )
+
+    @classmethod
+    def from_rows(
+        cls,
+        tokens: Mapping[str, Sequence[Tensor]],
+        rows: Mapping[str, Tensor] | None = None,
+    ) -> Batch:
+        """Pack lists of [T_b] tensors, one list per field.
+
+        Raises:
+            ValueError: the fields disagree about the length of a row.
+        """
+        lengths = [len(row) for row in next(iter(tokens.values()))]
+        for name, values in tokens.items():
+            if [len(row) for row in values] != lengths:
+                raise ValueError(
+                    f"token field {name!r} has other row lengths than the first field"
+                )
+        cu_seqlens = torch.zeros(len(lengths) + 1, dtype=torch.int64)
+        cu_seqlens[1:] = torch.tensor(lengths, dtype=torch.int64).cumsum(0)
+        flat = {name: torch.cat(list(values)) for name, values in tokens.items()}
+        return cls(cu_seqlens, flat, dict(rows or {}))
+
+    @property
+    def num_rows(self) -> int:
+        """B."""
+        return len(self.cu_seqlens) - 1
+
+    @property
+    def num_tokens(self) -> int:
+        """N."""
+        return int(self.cu_seqlens[-1])
+
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens per row, int64 [B]."""
+        return self.cu_seqlens.diff()
+
+    @property
+    def row_of_token(self) -> Tensor:
+        """Row index of every token, int64 [N]."""
+        return torch.repeat_interleave(torch.arange(self.num_rows), self.lengths)
+
+    @property
+    def positions(self) -> Tensor:
+        """Position of every token within its row, int64 [N]."""
+        starts = torch.repeat_interleave(self.cu_seqlens[:-1], self.lengths)
+        return torch.arange(self.num_tokens) - starts
+
+    def select(self, indices: Sequence[int] | Tensor) -> Batch:
+        """Return the rows ``indices``, in that order."""
+        wanted = torch.as_tensor(indices, dtype=torch.int64)
+        spans = [
+            slice(int(self.cu_seqlens[i]), int(self.cu_seqlens[i + 1])) for i in wanted
+        ]
+        lengths = self.lengths[wanted]
+        cu_seqlens = torch.zeros(len(wanted) + 1, dtype=torch.int64)
+        cu_seqlens[1:] = lengths.cumsum(0)
+        tokens = {
+            name: torch.cat([value[span] for span in spans]) if spans else value[:0]
+            for name, value in self.tokens.items()
+        }
+        return Batch(
+            cu_seqlens,
+            tokens,
+            {name: value[wanted] for name, value in self.rows.items()},
+        )
+
+    @staticmethod
+    def concat(batches: Sequence[Batch]) -> Batch:
+        """Stack the rows of several batches with the same fields."""
+        lengths = torch.cat([batch.lengths for batch in batches])
+        cu_seqlens = torch.zeros(len(lengths) + 1, dtype=torch.int64)
+        cu_seqlens[1:] = lengths.cumsum(0)
+        tokens = {
+            name: torch.cat([batch.tokens[name] for batch in batches])
+            for name in batches[0].tokens
+        }
+        rows = {
+            name: torch.cat([batch.rows[name] for batch in batches])
+            for name in batches[0].rows
+        }
+        return Batch(cu_seqlens, tokens, rows)
+
+    def split(self, sizes: Sequence[int]) -> list[Batch]:
+        """Cut into consecutive parts of ``sizes`` rows."""
+        parts, start = [], 0
+        for size in sizes:
+            parts.append(self.select(range(start, start + size)))
+            start += size
+        return parts
+
+    def to_padded(self, name: str, pad: float = 0) -> Tensor:
+        """Return a token field as [B, T], right-padded: for parity tests, not for training."""
+        width = int(self.lengths.max()) if self.num_rows else 0
+        out = torch.full((self.num_rows, width), pad, dtype=self.tokens[name].dtype)
+        out[self.row_of_token, self.positions] = self.tokens[name]
+        return out

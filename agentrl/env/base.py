@@ -1,0 +1,209 @@
+"""What an environment is.
+
+A subclass of :class:`Env` gives tasks, answers the model and pays it::
+
+    class Echo(Env):
+        def tasks(self, split):
+            return [Task(id=f"{split}-{word}", data={"word": word}) for word in ("yes", "no")]
+
+        def reset(self, *, seed=None, options=None):
+            self.word = self.pick_task(seed, options).data["word"]
+            return f"Say {self.word}", {}
+
+        def step(self, action):
+            return "", float(action.text == self.word), True, False, {}
+
+``terminated`` means that the episode is over by the environment's own rules: nothing is
+bootstrapped. ``truncated`` means that it was cut short: a critic bootstraps, otherwise the return
+ends there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, TypeAlias
+
+import gymnasium
+import numpy as np
+
+from agentrl.env.spaces import ActionSpace, ObservationSpace
+from agentrl.errors import EnvError
+from agentrl.sandbox.base import SandboxProvider
+from agentrl.types import Action, Message, Score, Task, ToolCall, Turn
+
+Observation: TypeAlias = str | Sequence[Message]
+"""Text (becomes a user message) or chat messages. Empty: nothing is said to the model."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Episode:
+    """What a rubric sees of a finished episode."""
+
+    task: Task
+    messages: Sequence[Message]
+    turns: Sequence[Turn]
+    info: Mapping[str, Any]
+    """The ``info`` of the last ``step`` (of ``reset`` if there was none)."""
+    sandboxes: SandboxProvider
+    turn_rewards: Sequence[float] = ()
+
+
+class Rubric(Protocol):
+    """Gives the outcome reward of an episode. ``score`` may be sync or async."""
+
+    def score(self, episode: Episode) -> Any:
+        """Return a :class:`~agentrl.types.Score` (or an awaitable of one).
+
+        Raises:
+            SandboxError, InfrastructureError: ours; the trajectory fails and is excluded.
+        """
+        ...
+
+
+class Env(gymnasium.Env[Any, Any]):
+    """A synchronous text environment with the interface of gymnasium.
+
+    Class attributes a subclass may set:
+
+    * ``tools``: names of registered tools, or paths of YAML specs, that the model may call.
+    * ``rubric``: gives the outcome reward. Without one, the outcome is 0 and only the rewards of
+      ``step`` count; ``info["success"]`` of the last step then says whether it succeeded
+      (default: a positive sum of rewards).
+    * ``process``: run each environment in a process of its own, so that a hang that holds the
+      interpreter lock can be ended. The default for ``./file.py`` environments.
+    """
+
+    tools: Sequence[str] = ()
+    rubric: Rubric | None = None
+    process: ClassVar[bool] = False
+    observation_space = ObservationSpace()
+    action_space = ActionSpace()
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """Return the tasks of ``train``, ``val`` or ``test``. Must not depend on the instance."""
+        raise EnvError(
+            f"{type(self).__name__} has no tasks: implement tasks(split), or give data.{split}=FILE"
+        )
+
+    def demonstrations(self, split: str, seed: int) -> Iterator[Demonstration]:
+        """Yield scripted episodes without end, for a supervised warm start. Optional."""
+        raise EnvError(
+            f"{type(self).__name__} has no demonstrations, which a model without any training "
+            "needs: implement demonstrations(split, seed), or set model.path to a trained model"
+        )
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begin an episode of ``options["task"]``, or of a task sampled with ``seed``."""
+        raise NotImplementedError
+
+    def step(
+        self, action: Action
+    ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Answer one turn: observation, reward of the turn, terminated, truncated, info.
+
+        Tool calls have already run; their answers are in ``action.tool_results`` and are shown to
+        the model before the observation.
+        """
+        raise NotImplementedError
+
+    def tool_state(self, tool: str) -> Mapping[str, Any]:
+        """Return what ``tool`` needs to know of this task; asked once after ``reset``."""
+        return {}
+
+    def anchor(self) -> str | None:
+        """Return a key of the present state, equal for equal states (GiGPO). Optional."""
+        return None
+
+    def pick_task(self, seed: int | None, options: Mapping[str, Any] | None) -> Task:
+        """Return the task of ``options``, or one of the train split drawn with ``seed``.
+
+        Raises:
+            EnvError: the option is no :class:`~agentrl.types.Task`, or there are no tasks.
+        """
+        task = (options or {}).get("task")
+        if task is None:
+            tasks = self.tasks("train")
+            if not tasks:
+                raise EnvError(f"{type(self).__name__}.tasks('train') is empty")
+            return tasks[int(np.random.default_rng(seed).integers(len(tasks)))]
+        if not isinstance(task, Task):
+            raise EnvError(f"options['task'] must be a Task, got {type(task).__name__}")
+        return task
+
+
+@dataclass(slots=True, kw_only=True)
+class ScriptedTurn:
+    """One assistant turn of a demonstration."""
+
+    content: str = ""
+    tool_calls: Sequence[ToolCall] = ()
+
+
+class ScriptedPolicy(Protocol):
+    """A policy that needs no model: sees the conversation, returns the next turn."""
+
+    def __call__(self, messages: Sequence[Message]) -> ScriptedTurn:
+        """Return the next assistant turn."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Demonstration:
+    """A task and the policy that plays it; the loop runs it against the real environment.
+
+    ``messages`` may be given instead where the pack can write the episode down without running
+    it: the whole conversation, tool answers included.
+    """
+
+    task: Task
+    policy: ScriptedPolicy | None = None
+    messages: Sequence[Message] | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+class AsyncEnv(Protocol):
+    """The same interface with coroutines, for environments that wait on a network."""
+
+    tools: Sequence[str]
+    rubric: Rubric | None
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """See :meth:`Env.tasks`."""
+        ...
+
+    async def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """See :meth:`Env.reset`."""
+        ...
+
+    async def step(
+        self, action: Action
+    ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """See :meth:`Env.step`."""
+        ...
+
+    def tool_state(self, tool: str) -> Mapping[str, Any]:
+        """See :meth:`Env.tool_state`."""
+        ...
+
+    async def close(self) -> None:
+        """See :meth:`Env.close`."""
+        ...
+
+
+__all__ = [
+    "AsyncEnv",
+    "Demonstration",
+    "Env",
+    "Episode",
+    "Observation",
+    "Rubric",
+    "Score",
+    "ScriptedPolicy",
+    "ScriptedTurn",
+    "Task",
+]

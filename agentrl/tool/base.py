@@ -1,0 +1,46 @@
+"""What a tool is: something the model may call, with state for one trajectory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from agentrl.sandbox.base import SandboxProvider
+
+
+@dataclass(slots=True, kw_only=True)
+class ToolContext:
+    """What a tool gets when a trajectory opens it."""
+
+    trajectory_id: str
+    seed: int
+    sandboxes: SandboxProvider
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """What the environment hands to this tool for this task (``Env.tool_state``)."""
+
+
+@runtime_checkable
+class Tool(Protocol):
+    """One instance per trajectory: ``open`` once, ``call`` many, ``close`` always.
+
+    ``call`` may be sync or async, as may ``open`` and ``close``; sync methods run off the event
+    loop. A plain function serves as a tool too: it is called with the arguments.
+    """
+
+    def open(self, context: ToolContext) -> Any:
+        """Prepare for one trajectory."""
+        ...
+
+    def call(self, **arguments: Any) -> Any:
+        """Answer one call with text.
+
+        Raises:
+            ToolError: the model's mistake; the message is shown to it.
+            SandboxError, InfrastructureError: ours; the trajectory fails with a status of its own.
+        """
+        ...
+
+    def close(self) -> Any:
+        """Free everything. Called once, also after a failure or a cancel."""
+        ...
