@@ -1,0 +1,69 @@
+"""Settings of the rollout side: sampling, limits of a trajectory, what to do with failures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+@dataclass(slots=True, kw_only=True)
+class PartConfig:
+    """A pluggable part: a registered id (or import path) and its arguments."""
+
+    id: str
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class RolloutConfig:
+    """How trajectories are sampled. Every limit has a default: nothing runs without an end."""
+
+    engine: PartConfig = field(default_factory=lambda: PartConfig(id="hf"))
+    n: int = 8
+    """Samples per prompt: the size of a group."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_turns: int = 8
+    max_turn_tokens: int = 256
+    max_response_tokens: int = 1024
+    """Sampled tokens over the whole trajectory."""
+    max_context_tokens: int = 2048
+    """Prompt, answers of tools and sampled tokens together."""
+    trajectory_timeout_s: float = 120.0
+    reward_timeout_s: float = 30.0
+    """For grading one finished episode."""
+    collect_timeout_s: float = 1800.0
+    """For all the trajectories of one step; then the run stops and says what was missing."""
+    max_staleness: int = 0
+    """Policy versions a trajectory may lag behind the one it trains. 0 is on-policy."""
+    concurrency: int = 256
+    """Trajectories in flight at once."""
+
+
+class FailurePolicy(StrEnum):
+    """What happens to a group when a member fails for reasons that are not the model's."""
+
+    RETRY_FRESH = "retry_fresh"
+    """Run the member again, with a new environment and seed, at most ``k`` times; then mask it."""
+    MIN_GROUP = "min_group"
+    """Train on the survivors if there are at least ``k``, else drop the group."""
+    MASK = "mask"
+    """Keep the row for the record; it neither trains nor enters the baseline."""
+    DROP_GROUP = "drop_group"
+    """One failure drops the whole group."""
+    FAIL_FAST = "fail_fast"
+    """The first failure ends the run."""
+
+
+@dataclass(slots=True, kw_only=True)
+class FailureConfig:
+    """The failure policy, and how long a run may go on without learning."""
+
+    policy: FailurePolicy = FailurePolicy.RETRY_FRESH
+    k: int = 2
+    max_empty_steps: int = 10
+    """Steps in a row without one trainable group before the run stops."""
+    max_skipped_updates: int = 5
+    """Updates in a row with a non-finite gradient before the run stops."""

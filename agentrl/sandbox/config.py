@@ -1,0 +1,17 @@
+"""Settings of the sandbox pool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True, kw_only=True)
+class SandboxConfig:
+    """Which backend, and how many boxes at once."""
+
+    id: str = "local"
+    """``local`` (bubblewrap), or ``none``: a plain process without isolation, on request only."""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    max_open: int = 512
+    create_timeout_s: float = 30.0

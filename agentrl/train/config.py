@@ -1,0 +1,111 @@
+"""Settings of the training loop, the algorithm, evaluation and the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class OldLogprobs(StrEnum):
+    """Where the log-probabilities of the behaviour policy come from."""
+
+    ROLLOUT = "rollout"
+    """The engine's own; the mismatch with the trainer is measured in the first update."""
+    RECOMPUTE = "recompute"
+    """A forward pass of the trainer before the first update."""
+
+
+@dataclass(slots=True, kw_only=True)
+class AlgoConfig:
+    """Advantage and loss. Presets stand in ``configs/algo``."""
+
+    advantage: str = "grpo"
+    normalize_std: bool = True
+    """Divide by the group's standard deviation (GRPO) or not (Dr. GRPO)."""
+    loss: str = "vanilla"
+    loss_agg: str = "token-mean"
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    dual_clip: float = 3.0
+    drop_zero_variance: bool = True
+    """Leave out groups in which every sample earned the same: they carry no signal."""
+    old_logprobs: OldLogprobs = OldLogprobs.ROLLOUT
+    turn_reward_weight: float = 1.0
+    """Weight of the summed rewards of ``env.step`` in the return."""
+    outcome_reward_weight: float = 1.0
+    """Weight of the rubric's reward in the return."""
+
+
+@dataclass(slots=True, kw_only=True)
+class WarmStartConfig:
+    """Supervised start of the embedded model, on the environment's own demonstrations."""
+
+    steps: int = 400
+    episodes_per_step: int = 32
+    lr: float = 3e-3
+    vocab_size: int = 640
+    seed: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class ModelConfig:
+    """Which model."""
+
+    path: str = "tiny"
+    """``tiny`` (embedded), a hub id, a local directory, a ``.gguf`` file, or a run directory."""
+    chat_template: str | None = None
+    """A jinja file that replaces the tokenizer's template."""
+    tool_parser: str = "hermes"
+    device: str = "auto"
+    warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
+    """Read for ``path=tiny`` only."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainerConfig:
+    """The loop."""
+
+    prompts_per_step: int = 32
+    total_steps: int = 50
+    eval_every: int = 10
+    """Steps between evaluations on the validation split; 0 for none in between."""
+    save_every: int = 10
+    """Steps between checkpoints; the last step is always saved. 0 for the last only."""
+    keep_last: int = 2
+    seed: int = 0
+    run_dir: str | None = None
+    """Default: ``runs/<env>-<date>-<number>``."""
+    resume: str | None = None
+    """``auto``, or a run directory: go on from its newest complete checkpoint."""
+    force_resume: bool = False
+    """Resume although settings that change the training differ."""
+    deterministic: bool = True
+    """Same seed, same bits: fixed batch shapes in the engine, one order of everything."""
+    trajectories: str = "all"
+    """Which trajectories are written: ``all``, ``sample:N`` a step, or ``none``."""
+    num_threads: int = 0
+    """Torch threads; 0 takes the number of cores."""
+
+
+@dataclass(slots=True, kw_only=True)
+class EvalConfig:
+    """Held-out evaluation."""
+
+    n: int = 1
+    """Samples per task."""
+    temperature: float | None = None
+    """None: as in rollout."""
+    val_tasks: int = 256
+    """Tasks of the validation split, every ``trainer.eval_every`` steps; 0 takes all."""
+    test_tasks: int = 1024
+    """Tasks of the test split, before the first and after the last step; 0 takes all."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TelemetryConfig:
+    """What is written beside ``metrics.jsonl``."""
+
+    trackers: list[str] = field(default_factory=lambda: ["tensorboard"])
+    report: bool = True
+    """Write ``report.html`` and ``curves.png`` at the end."""
+    quiet: bool = False
