@@ -13,7 +13,9 @@ message, so that it can cross a process boundary).
     ├── CheckpointError        a checkpoint that is missing, damaged, or belongs to another run
     ├── DataError              a task file or dataset that cannot be read as declared
     ├── EnvError               an environment broke its contract (wrong type, exception)
+    │   └── EnvTimeout             it did not answer before its deadline
     ├── RewardError            a grader crashed or returned something that is no finite number
+    │   └── RewardTimeout          it did not answer before its deadline
     ├── ToolError              the *model's* mistake: the message is shown to the model as text
     ├── ToolSpecError          a tool's YAML cannot be used
     ├── SandboxError           a sandbox could not be created or reached (infrastructure)
@@ -22,6 +24,7 @@ message, so that it can cross a process boundary).
     ├── RenderError            a chat template that the renderer cannot follow exactly
     ├── EngineError            a rollout engine refused or lost a request
     └── TrainingError          training cannot go on (no signal, non-finite gradients in a row)
+        └── ThreadLeakError        more hung environment threads than env.max_leaked_threads
 """
 
 from __future__ import annotations
@@ -55,8 +58,16 @@ class EnvError(AgentRLError):
     """An environment broke its contract: wrong type, exception, time-out."""
 
 
+class EnvTimeout(EnvError):
+    """An environment did not answer before its deadline."""
+
+
 class RewardError(AgentRLError):
     """A grader crashed, or returned something that is no finite number."""
+
+
+class RewardTimeout(RewardError):
+    """A grader did not answer before its deadline."""
 
 
 class ToolError(AgentRLError):
@@ -89,3 +100,7 @@ class EngineError(AgentRLError):
 
 class TrainingError(AgentRLError):
     """Training cannot go on: no signal, or non-finite gradients in a row."""
+
+
+class ThreadLeakError(TrainingError):
+    """More environment threads hang for good than ``env.max_leaked_threads`` allows."""
