@@ -338,3 +338,5 @@ class TrajectoryGroup:
     trajectories: list[Trajectory]
     policy_version: int
     """Version that was being sampled when the group was dispatched."""
+    discarded: list[Trajectory] = field(default_factory=list)
+    """Failed attempts that were run again: data for the record, never trained."""

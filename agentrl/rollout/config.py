@@ -43,17 +43,20 @@ class RolloutConfig:
 
 
 class FailurePolicy(StrEnum):
-    """What happens to a group when a member fails for reasons that are not the model's."""
+    """What happens to a group when a member fails for reasons that are not the model's.
 
-    RETRY_FRESH = "retry_fresh"
+    Members are named as they are written in a config.
+    """
+
+    retry_fresh = "retry_fresh"
     """Run the member again, with a new environment and seed, at most ``k`` times; then mask it."""
-    MIN_GROUP = "min_group"
+    min_group = "min_group"
     """Train on the survivors if there are at least ``k``, else drop the group."""
-    MASK = "mask"
+    mask = "mask"
     """Keep the row for the record; it neither trains nor enters the baseline."""
-    DROP_GROUP = "drop_group"
+    drop_group = "drop_group"
     """One failure drops the whole group."""
-    FAIL_FAST = "fail_fast"
+    fail_fast = "fail_fast"
     """The first failure ends the run."""
 
 
@@ -61,7 +64,7 @@ class FailurePolicy(StrEnum):
 class FailureConfig:
     """The failure policy, and how long a run may go on without learning."""
 
-    policy: FailurePolicy = FailurePolicy.RETRY_FRESH
+    policy: FailurePolicy = FailurePolicy.retry_fresh
     k: int = 2
     max_empty_steps: int = 10
     """Steps in a row without one trainable group before the run stops."""

@@ -7,11 +7,11 @@ from enum import StrEnum
 
 
 class OldLogprobs(StrEnum):
-    """Where the log-probabilities of the behaviour policy come from."""
+    """Where the log-probabilities of the behaviour policy come from. Named as written."""
 
-    ROLLOUT = "rollout"
+    rollout = "rollout"
     """The engine's own; the mismatch with the trainer is measured in the first update."""
-    RECOMPUTE = "recompute"
+    recompute = "recompute"
     """A forward pass of the trainer before the first update."""
 
 
@@ -29,7 +29,7 @@ class AlgoConfig:
     dual_clip: float = 3.0
     drop_zero_variance: bool = True
     """Leave out groups in which every sample earned the same: they carry no signal."""
-    old_logprobs: OldLogprobs = OldLogprobs.ROLLOUT
+    old_logprobs: OldLogprobs = OldLogprobs.rollout
     turn_reward_weight: float = 1.0
     """Weight of the summed rewards of ``env.step`` in the return."""
     outcome_reward_weight: float = 1.0

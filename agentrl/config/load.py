@@ -1,0 +1,204 @@
+"""From command-line overrides to one typed, checked :class:`~agentrl.config.schema.Config`."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+import agentrl
+from agentrl.config.schema import Config
+from agentrl.config.validate import validate
+from agentrl.errors import ConfigError
+
+
+def load(overrides: Sequence[str], *, base: Config | None = None) -> Config:
+    """Compose and check a configuration.
+
+    Args:
+        overrides: ``key=value`` pairs; groups (``algo=grpo``) choose a file of ``configs``.
+        base: start from this configuration (of a run) instead of the defaults.
+
+    Raises:
+        ConfigError: an unknown key, a wrong type, or settings that contradict each other.
+    """
+    parsed = [_checked(override) for override in _parse(overrides)]
+    if base is not None:
+        config = _merge(base, parsed)
+    else:
+        ConfigStore.instance().store(name="agentrl_schema", node=Config)
+        try:
+            with initialize_config_dir(str(config_dir()), version_base="1.3"):
+                composed = compose("train", overrides=[_open_kwargs(item) for item in parsed])
+        except (HydraException, OmegaConfBaseException) as error:
+            raise ConfigError(_explain(error)) from error
+        config = _to_object(composed)
+    validate(config)
+    return config
+
+
+def config_dir() -> Path:
+    """Return the folder of YAML choices: packaged in a wheel, beside the package in a checkout."""
+    package = Path(agentrl.__file__).parent
+    packaged = package / "configs"
+    return packaged if packaged.is_dir() else package.parent / "configs"
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """Return ``config`` as plain data, ready for YAML or JSON."""
+    plain = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
+    return plain  # pyright: ignore[reportReturnType]
+
+
+def from_dict(data: Mapping[str, Any], *, source: str) -> Config:
+    """Undo :func:`to_dict`.
+
+    Raises:
+        ConfigError: the data has other keys or types than this version knows.
+    """
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(dict(data)))
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{source}: {_explain(error)}") from error
+    return _to_object(merged)
+
+
+def from_yaml(path: Path) -> Config:
+    """Read the resolved configuration of a run.
+
+    Raises:
+        ConfigError: no such file, or it is none of this version's.
+    """
+    try:
+        data = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read the configuration {str(path)!r}: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{str(path)!r} holds {type(data).__name__}, not a mapping of settings")
+    return from_dict(data, source=str(path))
+
+
+def _parse(overrides: Sequence[str]) -> list[Override]:
+    for item in overrides:
+        if "=" not in item and not item.startswith("~"):
+            raise ConfigError(f"{item!r} is no setting: write key=value, for example trainer.seed=1")
+    try:
+        return OverridesParser.create().parse_overrides(list(overrides))
+    except HydraException as error:
+        raise ConfigError(_explain(error)) from error
+
+
+def _checked(override: Override) -> Override:
+    """Refuse keys that exist nowhere, before Hydra's less helpful message."""
+    key = override.key_or_group.split("@")[0]
+    if override.is_sweep_override():
+        raise ConfigError(f"{override.input_line!r}: several values at once are not supported")
+    if override.is_delete():
+        raise ConfigError(f"{override.input_line!r}: settings cannot be deleted, only changed")
+    known = _known_keys()
+    if key in known or any(key.startswith(f"{name}.") for name in _free_keys()):
+        return override
+    raise ConfigError(unknown_key_message(key, known))
+
+
+def unknown_key_message(key: str, known: Sequence[str]) -> str:
+    """Say that ``key`` is unknown, with the nearest known ones."""
+    close = difflib.get_close_matches(key, known, n=3, cutoff=0.6)
+    if not close:  # the section may be right and the leaf wrong, or the other way round
+        leaf = key.rsplit(".", 1)[-1]
+        close = [name for name in known if name.rsplit(".", 1)[-1] == leaf][:3]
+    hint = f"; did you mean {' or '.join(close)}?" if close else ""
+    section = key.split(".")[0]
+    inside = [name for name in known if name.startswith(f"{section}.")]
+    return f"unknown setting {key!r}{hint}" + (
+        "" if close or not inside else f"; {section} has: {', '.join(inside)}"
+    )
+
+
+def _open_kwargs(override: Override) -> str:
+    """Let ``x.kwargs.name=value`` add a key: its target's signature checks it."""
+    line = override.input_line or ""
+    if any(override.key_or_group.startswith(f"{name}.") for name in _free_keys()):
+        return "++" + line.lstrip("+")
+    return line.lstrip("+")
+
+
+def _merge(base: Config, overrides: Sequence[Override]) -> Config:
+    tree = OmegaConf.structured(base)
+    for override in overrides:
+        key = override.key_or_group
+        if key in _groups():
+            file = config_dir() / key / f"{override.value()}.yaml"
+            if not file.is_file():
+                known = sorted(path.stem for path in file.parent.glob("*.yaml"))
+                raise ConfigError(f"{key}={override.value()}: known are {', '.join(known)}")
+            tree[key] = OmegaConf.merge(tree[key], OmegaConf.load(file))
+            continue
+        try:
+            OmegaConf.update(
+                tree, key, override.value(), force_add=any(key.startswith(f"{n}.") for n in _free_keys())
+            )
+        except OmegaConfBaseException as error:
+            raise ConfigError(_explain(error)) from error
+    return _to_object(tree)
+
+
+def _to_object(tree: Any) -> Config:
+    try:
+        if isinstance(tree, DictConfig) and "hydra" in tree:
+            del tree["hydra"]
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), tree))
+    except OmegaConfBaseException as error:
+        raise ConfigError(_explain(error)) from error
+    assert isinstance(config, Config)
+    return config
+
+
+def _explain(error: Exception) -> str:
+    """One line out of a chain of library errors: the innermost says what was wrong."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), "")
+    text = lines[0] if lines else type(cause).__name__
+    return f"{key}: {text}" if key and key not in text else text
+
+
+@cache
+def _known_keys() -> tuple[str, ...]:
+    return tuple(_walk(Config)) + _groups()
+
+
+@cache
+def _groups() -> tuple[str, ...]:
+    return tuple(sorted(path.name for path in config_dir().iterdir() if path.is_dir()))
+
+
+@cache
+def _free_keys() -> tuple[str, ...]:
+    """Keys that hold a mapping whose names are not ours: kwargs and tools.specs."""
+    return tuple(_walk(Config, mappings=True))
+
+
+def _walk(cls: type, prefix: str = "", *, mappings: bool = False) -> Iterator[str]:
+    hints = get_type_hints(cls)
+    for item in dataclasses.fields(cls):
+        key, kind = f"{prefix}{item.name}", hints[item.name]
+        is_mapping = getattr(kind, "__origin__", None) is dict
+        if is_mapping == mappings and not dataclasses.is_dataclass(kind):
+            yield key
+        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+            yield from _walk(kind, f"{key}.", mappings=mappings)

@@ -1,0 +1,43 @@
+"""The root of the configuration: composes the settings that stand beside each component."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from agentrl.dist.config import ActorConfig
+from agentrl.env.config import EnvConfig
+from agentrl.rollout.config import FailureConfig, RolloutConfig
+from agentrl.sandbox.config import SandboxConfig
+from agentrl.tool.config import ToolsConfig
+from agentrl.train.config import (
+    AlgoConfig,
+    EvalConfig,
+    ModelConfig,
+    TelemetryConfig,
+    TrainerConfig,
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class ClusterConfig:
+    """Where the run lives."""
+
+    kind: str = "local"
+
+
+@dataclass(slots=True, kw_only=True)
+class Config:
+    """Everything a run is made of."""
+
+    env: EnvConfig = field(default_factory=EnvConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    algo: AlgoConfig = field(default_factory=AlgoConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    failure: FailureConfig = field(default_factory=FailureConfig)
+    tools: ToolsConfig = field(default_factory=ToolsConfig)
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
+    telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)

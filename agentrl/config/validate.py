@@ -1,0 +1,182 @@
+"""Refuses what cannot run, or would run and train something else than meant.
+
+Every message says what is wrong, what was got, and what to write instead. Nothing is changed
+here, and no model is loaded.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from agentrl.errors import ConfigError
+from agentrl.rollout.config import FailurePolicy
+
+if TYPE_CHECKING:
+    from agentrl.config.schema import Config
+
+
+def validate(config: Config) -> None:
+    """Check settings against each other.
+
+    Raises:
+        ConfigError: with every problem found, one a line.
+    """
+    problems = [
+        *_ranges(config),
+        *_signal(config),
+        *_budgets(config),
+        *_failure(config),
+        *_choices(config),
+    ]
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _ranges(config: Config) -> Iterable[str]:
+    at_least_one = {
+        "rollout.n": config.rollout.n,
+        "rollout.max_turns": config.rollout.max_turns,
+        "rollout.max_turn_tokens": config.rollout.max_turn_tokens,
+        "rollout.max_response_tokens": config.rollout.max_response_tokens,
+        "rollout.max_context_tokens": config.rollout.max_context_tokens,
+        "rollout.concurrency": config.rollout.concurrency,
+        "actor.updates_per_step": config.actor.updates_per_step,
+        "actor.epochs": config.actor.epochs,
+        "actor.tokens_per_micro_batch": config.actor.tokens_per_micro_batch,
+        "trainer.prompts_per_step": config.trainer.prompts_per_step,
+        "trainer.total_steps": config.trainer.total_steps,
+        "trainer.keep_last": config.trainer.keep_last,
+        "eval.n": config.eval.n,
+        "env.threads": config.env.threads,
+        "sandbox.max_open": config.sandbox.max_open,
+        "failure.max_empty_steps": config.failure.max_empty_steps,
+        "failure.max_skipped_updates": config.failure.max_skipped_updates,
+    }
+    for key, value in at_least_one.items():
+        if value < 1:
+            yield f"{key}={value}: must be at least 1"
+    at_least_zero = {
+        "rollout.top_k": config.rollout.top_k,
+        "rollout.max_staleness": config.rollout.max_staleness,
+        "trainer.eval_every": config.trainer.eval_every,
+        "trainer.save_every": config.trainer.save_every,
+        "trainer.num_threads": config.trainer.num_threads,
+        "eval.val_tasks": config.eval.val_tasks,
+        "eval.test_tasks": config.eval.test_tasks,
+        "env.max_leaked_threads": config.env.max_leaked_threads,
+        "actor.lr": config.actor.lr,
+        "actor.weight_decay": config.actor.weight_decay,
+        "actor.grad_clip": config.actor.grad_clip,
+        "actor.warmup_steps": config.actor.warmup_steps,
+        "failure.k": config.failure.k,
+        "eval.temperature": config.eval.temperature or 0.0,
+    }
+    for key, value in at_least_zero.items():
+        if not (value >= 0 and math.isfinite(value)):
+            yield f"{key}={value}: must be a finite number of at least 0"
+    deadlines = {
+        "rollout.trajectory_timeout_s": config.rollout.trajectory_timeout_s,
+        "rollout.reward_timeout_s": config.rollout.reward_timeout_s,
+        "rollout.collect_timeout_s": config.rollout.collect_timeout_s,
+        "env.reset_timeout_s": config.env.reset_timeout_s,
+        "env.step_timeout_s": config.env.step_timeout_s,
+        "env.close_timeout_s": config.env.close_timeout_s,
+        "sandbox.create_timeout_s": config.sandbox.create_timeout_s,
+    }
+    for key, value in deadlines.items():
+        if not (value > 0 and math.isfinite(value)):
+            yield f"{key}={value}: a deadline must be a finite number above 0"
+    if not re.fullmatch(r"all|none|sample:[1-9]\d*", config.trainer.trajectories):
+        yield f"trainer.trajectories={config.trainer.trajectories!r}: write all, none or sample:N"
+    if not 0 <= config.algo.clip_low < 1:
+        yield f"algo.clip_low={config.algo.clip_low}: must be in [0, 1)"
+    if not (config.algo.clip_high >= 0 and math.isfinite(config.algo.clip_high)):
+        yield f"algo.clip_high={config.algo.clip_high}: must be a finite number of at least 0"
+    if not config.algo.dual_clip > 1:
+        yield f"algo.dual_clip={config.algo.dual_clip}: must be above 1 (3 is customary)"
+
+
+def _signal(config: Config) -> Iterable[str]:
+    """Settings with which the gradient would be zero, or not that of the sampled policy."""
+    rollout = config.rollout
+    if not (rollout.temperature > 0 and math.isfinite(rollout.temperature)):
+        yield (
+            f"rollout.temperature={rollout.temperature}: samples of a group would all be alike and "
+            "nothing could be learned; use 1.0 (for greedy evaluation set eval.temperature=0)"
+        )
+    if rollout.top_p != 1.0 or rollout.top_k != 0:
+        yield (
+            f"rollout.top_p={rollout.top_p}, rollout.top_k={rollout.top_k}: the trainer computes "
+            "probabilities over the whole vocabulary, so every importance ratio would be wrong; "
+            "train with top_p=1 and top_k=0"
+        )
+    if config.algo.advantage in ("grpo", "rloo") and rollout.n < 2:
+        yield (
+            f"rollout.n={rollout.n} with algo.advantage={config.algo.advantage}: a group of one has "
+            "no baseline and every advantage is 0; use at least 2 (8 is customary)"
+        )
+    if config.algo.turn_reward_weight == 0 and config.algo.outcome_reward_weight == 0:
+        yield "algo.turn_reward_weight and algo.outcome_reward_weight are both 0: no reward is left"
+    sessions = config.trainer.prompts_per_step * rollout.n
+    if config.actor.updates_per_step > sessions:
+        yield (
+            f"actor.updates_per_step={config.actor.updates_per_step} is more than the {sessions} "
+            "trajectories of a step (trainer.prompts_per_step * rollout.n): "
+            f"use at most {sessions}"
+        )
+
+
+def _budgets(config: Config) -> Iterable[str]:
+    rollout = config.rollout
+    if rollout.max_turn_tokens > rollout.max_response_tokens:
+        yield (
+            f"rollout.max_turn_tokens={rollout.max_turn_tokens} is above "
+            f"rollout.max_response_tokens={rollout.max_response_tokens}, which ends the whole "
+            "trajectory: lower the first or raise the second"
+        )
+    if rollout.max_response_tokens >= rollout.max_context_tokens:
+        yield (
+            f"rollout.max_response_tokens={rollout.max_response_tokens} leaves no room for a prompt "
+            f"within rollout.max_context_tokens={rollout.max_context_tokens}: raise the second"
+        )
+
+
+def _failure(config: Config) -> Iterable[str]:
+    failure = config.failure
+    if failure.policy is FailurePolicy.min_group and not 2 <= failure.k <= config.rollout.n:
+        yield (
+            f"failure.k={failure.k} with failure.policy=min_group: must be between 2 and "
+            f"rollout.n={config.rollout.n}"
+        )
+
+
+def _choices(config: Config) -> Iterable[str]:
+    from agentrl.algo.aggregate import AGGREGATIONS
+    from agentrl.algo.credit import ESTIMATORS
+    from agentrl.algo.loss import LOSSES
+    from agentrl.rollout.engines import engine_registry
+    from agentrl.telemetry.tracker import tracker_registry
+    from agentrl.tool.parsers import parser_registry
+
+    if not config.env.id:
+        yield "env.id is not set: choose an environment with --env NAME (`agentrl envs list`)"
+    choices: dict[str, tuple[str, Iterable[str]]] = {
+        "algo.advantage": (config.algo.advantage, ESTIMATORS),
+        "algo.loss": (config.algo.loss, LOSSES),
+        "algo.loss_agg": (config.algo.loss_agg, AGGREGATIONS),
+        "rollout.engine.id": (config.rollout.engine.id, engine_registry.names()),
+        "model.tool_parser": (config.model.tool_parser, parser_registry.names()),
+        "cluster.kind": (config.cluster.kind, ["local"]),
+    }
+    for index, tracker in enumerate(config.telemetry.trackers):
+        choices[f"telemetry.trackers[{index}]"] = (tracker, tracker_registry.names())
+    for key, (value, known) in choices.items():
+        names = list(known)
+        if value not in names and ":" not in value:
+            close = difflib.get_close_matches(value, names, n=2)
+            hint = f"did you mean {' or '.join(close)}? " if close else ""
+            yield f"{key}={value!r} is unknown; {hint}known: {', '.join(names)}"

@@ -1,0 +1,66 @@
+"""Keeps the buffer full: dispatches tasks in order, as far as the staleness budget allows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from agentrl.rollout.buffer import RolloutBuffer, Slot
+from agentrl.rollout.tasks import Dispatch, TaskStream
+from agentrl.types import TrajectoryGroup
+
+RunGroup = Callable[[Dispatch], Awaitable[TrajectoryGroup]]
+IsTrainable = Callable[[TrajectoryGroup], bool]
+
+
+class Producer:
+    """Runs groups concurrently and delivers them to the buffer's slots.
+
+    Args:
+        run_group: samples one prompt's group; failures inside are data, an exception ends the run.
+        is_trainable: whether a finished group may be trained under the failure policy.
+    """
+
+    def __init__(
+        self, stream: TaskStream, buffer: RolloutBuffer, run_group: RunGroup, is_trainable: IsTrainable
+    ) -> None:
+        self._stream = stream
+        self._buffer = buffer
+        self._run_group = run_group
+        self._is_trainable = is_trainable
+
+    @asynccontextmanager
+    async def running(self, *, start: int) -> AsyncIterator[None]:
+        """Dispatch from the ``start``-th task on, until the block is left.
+
+        Leaving cancels the groups in flight and waits for them: agent loops close their
+        environments and tools under deadlines of their own.
+        """
+        dispatcher = asyncio.create_task(self._dispatch(start), name="producer")
+        try:
+            yield
+        finally:
+            dispatcher.cancel()
+            await asyncio.gather(dispatcher, return_exceptions=True)
+
+    async def _dispatch(self, start: int) -> None:
+        try:
+            async with asyncio.TaskGroup() as groups:
+                for dispatch in self._stream.starting_at(start):
+                    slot = await self._buffer.reserve()
+                    groups.create_task(self._deliver(dispatch, slot))
+        except BaseExceptionGroup as error:
+            await self._buffer.fail(_first(error))
+        except Exception as error:
+            await self._buffer.fail(error)
+
+    async def _deliver(self, dispatch: Dispatch, slot: Slot) -> None:
+        group = await self._run_group(dispatch)
+        await self._buffer.fill(slot, group, trainable=self._is_trainable(group))
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,15 @@
+"""Settings of tools."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, kw_only=True)
+class ToolsConfig:
+    """Which tools beside those that the environment names, and what they may import."""
+
+    specs: dict[str, str] = field(default_factory=dict)
+    """Tool name to the path of a YAML spec: replaces the environment's tool of that name."""
+    allow_import: list[str] = field(default_factory=list)
+    """Module prefixes that a spec outside an installed pack may name under ``python:``."""
