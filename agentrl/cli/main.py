@@ -1,0 +1,85 @@
+"""The command line. Each verb lives in a module of its own and loads when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import click
+
+_VERBS = {
+    "train": "Train a policy in an environment.",
+    "eval": "Measure a model or a run on held-out tasks.",
+    "sft": "Fine-tune on demonstrations or conversations.",
+    "rollout": "Play episodes and write the trajectories.",
+    "export": "Write a run's policy as a Hugging Face directory.",
+    "report": "Write report.html and curves.png of a run.",
+    "envs": "List, show and check environments.",
+    "tools": "List, check and call tools.",
+    "sandbox": "Check sandboxes, run code in one.",
+}
+
+
+class _LazyGroup(click.Group):
+    """Knows its verbs by name and imports one only to run it, so that --help stays fast."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the verbs in the order in which a user meets them."""
+        return list(_VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the module of a verb."""
+        if cmd_name not in _VERBS:
+            return None
+        return importlib.import_module(f"agentrl.cli.{cmd_name}").command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List verbs without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_VERBS.items()))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Suggest the nearest verb for an unknown one."""
+        import difflib
+
+        if args and args[0] not in _VERBS and not args[0].startswith("-"):
+            close = difflib.get_close_matches(args[0], _VERBS, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else f" Known: {', '.join(_VERBS)}."
+            ctx.fail(f"No such command {args[0]!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="agentrl", prog_name="agentrl")
+def cli() -> None:
+    """Train tool-using language-model agents with reinforcement learning.
+
+    Start with: agentrl train --env code_sandbox
+    """
+
+
+def main() -> None:
+    """Run the command line; errors of ours are one message and exit code 2."""
+    # Threads that spin while they wait starve the sandboxes on small machines. Read when torch
+    # loads, so it has to stand here.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from agentrl.errors import AgentRLError
+
+    try:
+        cli.main(standalone_mode=False)
+    except AgentRLError as error:
+        click.secho(f"{type(error).__name__}: {error}", fg="red", err=True)
+        sys.exit(2)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()
