@@ -186,8 +186,12 @@ class AsyncEnv(Protocol):
         """See :meth:`Env.step`."""
         ...
 
-    def tool_state(self, tool: str) -> Mapping[str, Any]:
+    async def tool_state(self, tool: str) -> Mapping[str, Any]:
         """See :meth:`Env.tool_state`."""
+        ...
+
+    async def anchor(self) -> str | None:
+        """See :meth:`Env.anchor`."""
         ...
 
     async def close(self) -> None:
