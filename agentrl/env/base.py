@@ -99,9 +99,7 @@ class Env(gymnasium.Env[Any, Any]):
         """Begin an episode of ``options["task"]``, or of a task sampled with ``seed``."""
         raise NotImplementedError
 
-    def step(
-        self, action: Action
-    ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Answer one turn: observation, reward of the turn, terminated, truncated, info.
 
         Tool calls have already run; their answers are in ``action.tool_results`` and are shown to
@@ -180,9 +178,7 @@ class AsyncEnv(Protocol):
         """See :meth:`Env.reset`."""
         ...
 
-    async def step(
-        self, action: Action
-    ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+    async def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """See :meth:`Env.step`."""
         ...
 

@@ -15,6 +15,8 @@ class EnvConfig:
     kwargs: dict[str, Any] = field(default_factory=dict)
     threads: int = 16
     """Threads that synchronous environments share; each environment stays on one."""
+    processes: int = 4
+    """Child processes that environments share where they run in processes."""
     process: bool | None = None
     """Run environments in processes of their own. None: as the class says."""
     reset_timeout_s: float = 30.0

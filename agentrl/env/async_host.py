@@ -1,0 +1,159 @@
+"""Asynchronous environments and rubrics: on the caller's event loop, each call with a deadline.
+
+A coroutine that blocks the event loop itself cannot be interrupted; an environment that may do so
+belongs in a thread (a synchronous :class:`~agentrl.env.base.Env`) or a process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import Any, TypeVar
+
+from agentrl.env.base import AsyncEnv, Episode, Observation, Rubric
+from agentrl.env.config import EnvConfig
+from agentrl.env.hosted import HostedRubric
+from agentrl.env.table import EnvSource, converted
+from agentrl.env.validate import check_reset, check_score, check_step
+from agentrl.errors import AgentRLError, EnvError, EnvTimeout, RewardError, RewardTimeout
+from agentrl.types import Action, Score
+
+T = TypeVar("T")
+
+
+async def with_deadline(
+    work: Coroutine[Any, Any, T], *, timeout_s: float, timeout_error: AgentRLError
+) -> T:
+    """Await ``work`` for at most ``timeout_s`` seconds.
+
+    Unlike ``asyncio.timeout`` this returns on time although ``work`` swallows its cancellation.
+
+    Raises:
+        AgentRLError: ``timeout_error``, at the deadline.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=timeout_s)
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    if done:
+        return task.result()
+    task.add_done_callback(_retrieve)
+    task.cancel()
+    raise timeout_error
+
+
+def _retrieve(task: asyncio.Future[Any]) -> None:
+    if not task.cancelled():
+        task.exception()  # came too late to matter; do not let asyncio report it as lost
+
+
+async def score_on_loop(rubric: Rubric, episode: Episode, *, label: str, timeout_s: float) -> Score:
+    """Await an asynchronous rubric.
+
+    Raises:
+        RewardError: it raised or returned no Score; ``RewardTimeout``: it was late.
+        SandboxError, InfrastructureError: as the rubric says.
+    """
+
+    async def work() -> Score:
+        with converted(label, "the rubric", RewardError):
+            return await rubric.score(episode)
+
+    late = RewardTimeout(
+        f"{label}: the rubric did not return within {timeout_s:g} s (rollout.reward_timeout_s)"
+    )
+    return check_score(
+        await with_deadline(work(), timeout_s=timeout_s, timeout_error=late), env=label
+    )
+
+
+class AsyncHostedEnv:
+    """An :class:`~agentrl.env.base.AsyncEnv` with deadlines and checked results.
+
+    Raises:
+        EnvError: the constructor failed.
+    """
+
+    def __init__(self, source: EnvSource, config: EnvConfig, *, reward_timeout_s: float) -> None:
+        self.env_id = source.env_id
+        self._config = config
+        self._label = f"environment {source.env_id!r}"
+        with converted(self._label, "the constructor"):
+            self._env: AsyncEnv = source.make()
+        self.tools = tuple(self._env.tools)
+        self.rubric: HostedRubric | None = (
+            None
+            if self._env.rubric is None
+            else _LoopRubric(self, self._env.rubric, reward_timeout_s)
+        )
+
+    @property
+    def label(self) -> str:
+        """Environment, task and seed, for messages."""
+        return self._label
+
+    async def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """See :meth:`agentrl.env.hosted.Hosted.reset`."""
+        task = (options or {}).get("task")
+        self._label = (
+            f"environment {self.env_id!r} (task {getattr(task, 'id', None)!r}, seed {seed})"
+        )
+        value = await self._timed(
+            "reset", self._env.reset(seed=seed, options=options), self._config.reset_timeout_s
+        )
+        return check_reset(value, env=self._label)
+
+    async def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """See :meth:`agentrl.env.hosted.Hosted.step`."""
+        value = await self._timed("step", self._env.step(action), self._config.step_timeout_s)
+        return check_step(value, env=self._label)
+
+    async def tool_state(self, tool: str) -> Mapping[str, Any]:
+        """See :meth:`agentrl.env.hosted.Hosted.tool_state`."""
+        with converted(self._label, "tool_state"):
+            state = self._env.tool_state(tool)
+        if not isinstance(state, Mapping):
+            raise EnvError(
+                f"{self._label}: tool_state({tool!r}) must return a mapping, "
+                f"got {type(state).__name__}"
+            )
+        return state
+
+    async def anchor(self) -> str | None:
+        """See :meth:`agentrl.env.hosted.Hosted.anchor`."""
+        anchor = getattr(self._env, "anchor", None)
+        if anchor is None:
+            return None
+        with converted(self._label, "anchor"):
+            return anchor()
+
+    async def close(self) -> None:
+        """See :meth:`agentrl.env.hosted.Hosted.close`."""
+        try:
+            await self._timed("close", self._env.close(), self._config.close_timeout_s)
+        except AgentRLError:
+            return  # nothing depends on it any more
+
+    async def _timed(self, method: str, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        async def guarded() -> T:
+            with converted(self._label, method):
+                return await work
+
+        late = EnvTimeout(f"{self._label}: {method} did not return within {timeout_s:g} s")
+        return await with_deadline(guarded(), timeout_s=timeout_s, timeout_error=late)
+
+
+class _LoopRubric:
+    def __init__(self, env: AsyncHostedEnv, rubric: Rubric, timeout_s: float) -> None:
+        self._env = env
+        self._rubric = rubric
+        self._timeout_s = timeout_s
+
+    async def score(self, episode: Episode) -> Score:
+        return await score_on_loop(
+            self._rubric, episode, label=self._env.label, timeout_s=self._timeout_s
+        )
