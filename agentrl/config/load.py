@@ -93,7 +93,9 @@ def from_yaml(path: Path) -> Config:
 def _parse(overrides: Sequence[str]) -> list[Override]:
     for item in overrides:
         if "=" not in item and not item.startswith("~"):
-            raise ConfigError(f"{item!r} is no setting: write key=value, for example trainer.seed=1")
+            raise ConfigError(
+                f"{item!r} is no setting: write key=value, for example trainer.seed=1"
+            )
     try:
         return OverridesParser.create().parse_overrides(list(overrides))
     except HydraException as error:
@@ -148,7 +150,10 @@ def _merge(base: Config, overrides: Sequence[Override]) -> Config:
             continue
         try:
             OmegaConf.update(
-                tree, key, override.value(), force_add=any(key.startswith(f"{n}.") for n in _free_keys())
+                tree,
+                key,
+                override.value(),
+                force_add=any(key.startswith(f"{n}.") for n in _free_keys()),
             )
         except OmegaConfBaseException as error:
             raise ConfigError(_explain(error)) from error
@@ -172,7 +177,9 @@ def _explain(error: Exception) -> str:
     while cause.__cause__ is not None:
         cause = cause.__cause__
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-    key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), "")
+    key = next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), ""
+    )
     text = lines[0] if lines else type(cause).__name__
     return f"{key}: {text}" if key and key not in text else text
 

@@ -159,7 +159,7 @@ def _choices(config: Config) -> Iterable[str]:
     from agentrl.algo.credit import ESTIMATORS
     from agentrl.algo.loss import LOSSES
     from agentrl.rollout.engines import engine_registry
-    from agentrl.telemetry.tracker import tracker_registry
+    from agentrl.telemetry.tracker import TRACKERS
     from agentrl.tool.parsers import parser_registry
 
     if not config.env.id:
@@ -173,7 +173,7 @@ def _choices(config: Config) -> Iterable[str]:
         "cluster.kind": (config.cluster.kind, ["local"]),
     }
     for index, tracker in enumerate(config.telemetry.trackers):
-        choices[f"telemetry.trackers[{index}]"] = (tracker, tracker_registry.names())
+        choices[f"telemetry.trackers[{index}]"] = (tracker, TRACKERS.names())
     for key, (value, known) in choices.items():
         names = list(known)
         if value not in names and ":" not in value:

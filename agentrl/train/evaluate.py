@@ -1,0 +1,77 @@
+"""Held-out evaluation with the policy that is being sampled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from agentrl.rollout.tasks import Dispatch
+from agentrl.telemetry.evaluation import evaluation_metrics
+from agentrl.types import Task, Trajectory, TrajectoryGroup
+
+RunEvalGroup = Callable[[str, Dispatch], Awaitable[TrajectoryGroup]]
+
+
+class Evaluator:
+    """Samples held-out tasks outside of the buffer; nothing of it is ever trained on.
+
+    Seeds depend on split, task and sample but not on the step: evaluations of one run use common
+    random numbers, and with a learning rate of 0 they are equal to the last bit.
+
+    Args:
+        run_group: samples one task of a split.
+        tasks: split -> tasks.
+        every: steps between evaluations on ``val``; 0 for none.
+        total_steps: ``test`` is measured before the first step and after this one.
+    """
+
+    def __init__(
+        self,
+        run_group: RunEvalGroup,
+        tasks: Mapping[str, Sequence[Task]],
+        *,
+        env_id: str,
+        every: int,
+        total_steps: int,
+    ) -> None:
+        self._run_group = run_group
+        self._tasks = tasks
+        self._env_id = env_id
+        self._every = every
+        self._total_steps = total_steps
+
+    def due(self, step: int) -> list[str]:
+        """Return the splits to measure after ``step`` updates."""
+        splits = []
+        if self._every and step % self._every == 0:
+            splits.append("val")
+        if step in (0, self._total_steps):
+            splits.append("test")
+        return [split for split in splits if self._tasks.get(split)]
+
+    async def run(
+        self, splits: Sequence[str], *, step: int
+    ) -> tuple[dict[str, Any], list[Trajectory]]:
+        """Measure ``splits``; returns metrics and the trajectories behind them."""
+        metrics: dict[str, Any] = {}
+        trajectories: list[Trajectory] = []
+        for split in splits:
+            groups = await self._sample(split)
+            members = [trajectory for group in groups for trajectory in group.trajectories]
+            metrics |= evaluation_metrics(groups, prefix=f"{split}/{self._env_id}")
+            trajectories += members
+        return metrics, trajectories
+
+    async def _sample(self, split: str) -> list[TrajectoryGroup]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(self._run_group(split, Dispatch(index=index, epoch=0, task=task)))
+                for index, task in enumerate(self._tasks[split])
+            ]
+        return [task.result() for task in tasks]
+
+
+def choose_tasks(tasks: Sequence[Task], limit: int) -> Sequence[Task]:
+    """Return the first ``limit`` tasks (0: all): environments order a split to be stratified."""
+    return tasks[:limit] if limit else tasks

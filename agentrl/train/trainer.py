@@ -1,0 +1,247 @@
+"""The loop: collect, assemble, update, publish. Synchronous is ``max_staleness=0``.
+
+Three objects absorb what differs between synchronous and asynchronous training: the
+:class:`~agentrl.rollout.buffer.RolloutBuffer` (how far sampling may run ahead), the
+:class:`Placement` (who owns the device while weights are updated) and the weight sync. There is no
+branch on the mode in the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from agentrl.dist.engine import TrainEngine
+from agentrl.errors import TrainingError
+from agentrl.rollout.buffer import RolloutBuffer
+from agentrl.rollout.config import FailureConfig
+from agentrl.rollout.producer import Producer
+from agentrl.telemetry.meter import Meter
+from agentrl.telemetry.metrics import rollout_metrics
+from agentrl.telemetry.run_dir import RunDir
+from agentrl.telemetry.tracker import Tracker
+from agentrl.train.assemble import TrainBatch
+from agentrl.train.config import TrainerConfig
+from agentrl.train.evaluate import Evaluator
+from agentrl.types import Trajectory, TrajectoryGroup
+
+Metrics = dict[str, Any]
+
+
+class Weights(Protocol):
+    """Carries the policy from the training engine to whoever samples it."""
+
+    async def publish(self, *, version: int) -> Metrics:
+        """Return once ``version`` is what is sampled.
+
+        Raises:
+            EngineError: the served weights are not those that were sent.
+        """
+        ...
+
+
+class Placement(Protocol):
+    """Who owns the device."""
+
+    def training(self) -> AbstractAsyncContextManager[None]:
+        """Hold the device for an update: a colocated engine sleeps meanwhile."""
+        ...
+
+
+class Checkpoints(Protocol):
+    """Atomic snapshots of a run, by step."""
+
+    def save(self, step: int, engine: dict[str, Any], progress: dict[str, Any]) -> None:
+        """Write a complete checkpoint, or none.
+
+        Raises:
+            CheckpointError: it could not be written; earlier ones are intact.
+        """
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """Where a run stands: with the engine's state, all that resuming needs."""
+
+    step: int = 0
+    cursor: int = 0
+    """Groups taken from the buffer so far: the index of the next task to be trained."""
+    empty_steps: int = 0
+    """Steps in a row without a trainable signal."""
+    skipped_updates: int = 0
+    """Updates in a row with a non-finite gradient."""
+
+
+class Trainer:
+    """Drives rollouts and updates until ``total_steps``. Takes finished parts.
+
+    Args:
+        assemble: groups -> batch with advantages, and metrics (pure).
+        update: (batch, engine, step) -> metrics of the optimizer steps.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: TrainerConfig,
+        failure: FailureConfig,
+        collect_timeout_s: float,
+        progress: Progress,
+        actor: TrainEngine,
+        weights: Weights,
+        placement: Placement,
+        producer: Producer,
+        buffer: RolloutBuffer,
+        assemble: Callable[[Sequence[TrajectoryGroup]], TrainBatch],
+        update: Callable[[TrainBatch, TrainEngine, int], Metrics],
+        evaluator: Evaluator,
+        checkpoints: Checkpoints,
+        run_dir: RunDir,
+        tracker: Tracker,
+        meter: Meter,
+    ) -> None:
+        self.config = config
+        self.failure = failure
+        self.collect_timeout_s = collect_timeout_s
+        self.progress = progress
+        self.actor = actor
+        self.weights = weights
+        self.placement = placement
+        self.producer = producer
+        self.buffer = buffer
+        self.assemble = assemble
+        self.update = update
+        self.evaluator = evaluator
+        self.checkpoints = checkpoints
+        self.run_dir = run_dir
+        self.tracker = tracker
+        self.meter = meter
+
+    @property
+    def step(self) -> int:
+        """Updates done, which is the version of the policy."""
+        return self.progress.step
+
+    async def fit(self) -> None:
+        """Train until ``total_steps``.
+
+        Raises:
+            TrainingError: no signal or non-finite gradients for too long, or a deadline passed.
+        """
+        await self.weights.publish(version=self.step)
+        if self.step == 0:
+            self.tracker.log(await self.evaluate(), 0)
+        async with self.producer.running(start=self.progress.cursor):
+            while self.step < self.config.total_steps:
+                with self.meter.step(self.step + 1) as metrics:
+                    groups = await self.collect()
+                    batch = self.assemble(groups)
+                    metrics |= batch.metrics | self.describe(groups)
+                    async with self.placement.training():
+                        metrics |= await self.train_on(batch)
+                    metrics |= await self.advance()
+                    metrics |= await self.evaluate()
+                    self.record(groups, batch)
+                self.tracker.log(metrics, self.step)
+                self.save_if_due()
+                await self.open_next_step()
+
+    async def collect(self) -> list[TrajectoryGroup]:
+        """Take the step's groups, oldest first; untrainable ones come along as data."""
+        with self.meter.span("collect"):
+            groups = await self.buffer.take(
+                self.config.prompts_per_step, timeout_s=self.collect_timeout_s
+            )
+        self.progress.cursor += len(groups)
+        return groups
+
+    async def train_on(self, batch: TrainBatch) -> Metrics:
+        """Update the policy, or count a step that carries no signal.
+
+        Raises:
+            TrainingError: too many such steps, or too many non-finite gradients, in a row.
+        """
+        if batch.is_empty:
+            self.progress.empty_steps += 1
+            self._refuse_without_signal(batch)
+            return {"actor/updates": 0, "group/empty_steps": self.progress.empty_steps}
+        self.progress.empty_steps = 0
+        with self.meter.span("update"):
+            metrics = self.update(batch, self.actor, self.step)
+        skipped = int(metrics.get("actor/skipped_updates", 0))
+        finished = int(metrics.get("actor/updates", 0)) - skipped
+        self.progress.skipped_updates = 0 if finished else self.progress.skipped_updates + skipped
+        if self.progress.skipped_updates >= self.failure.max_skipped_updates:
+            raise TrainingError(
+                f"{self.progress.skipped_updates} updates in a row had a gradient that is not "
+                f"finite (last step: {self.step + 1}); lower actor.lr or actor.grad_clip, and look "
+                "at actor/loss and mismatch/* in metrics.jsonl"
+            )
+        return metrics
+
+    async def advance(self) -> Metrics:
+        """Publish the new weights: from here on the next version is sampled."""
+        self.progress.step += 1
+        with self.meter.span("sync"):
+            return await self.weights.publish(version=self.step)
+
+    async def open_next_step(self) -> None:
+        """Free the buffer's budget for the next step, which wakes the producer."""
+        if self.step < self.config.total_steps:
+            await self.buffer.advance(version=self.step)
+
+    async def evaluate(self) -> Metrics:
+        """Measure the policy where an evaluation is due, and store its trajectories."""
+        splits = self.evaluator.due(self.step)
+        if not splits:
+            return {}
+        with self.meter.span("eval"):
+            metrics, trajectories = await self.evaluator.run(splits, step=self.step)
+        self.run_dir.write_evaluation(self.step, trajectories)
+        return metrics
+
+    def describe(self, groups: Sequence[TrajectoryGroup]) -> Metrics:
+        """Metrics of what was sampled, failures and retries included."""
+        return rollout_metrics(groups) | {"policy_version": self.step, "step": self.step + 1}
+
+    def record(self, groups: Sequence[TrajectoryGroup], batch: TrainBatch) -> None:
+        """Write the step's trajectories, failed and retried ones too."""
+        with self.meter.span("record"):
+            self.run_dir.write_trajectories(
+                self.step,
+                all_trajectories(groups),
+                advantages=batch.advantages,
+                sampling=self.config.trajectories,
+            )
+
+    def save_if_due(self) -> None:
+        """Save where due. Metrics and trajectories of the step are on disk by then."""
+        last = self.step == self.config.total_steps
+        every = self.config.save_every
+        if last or (every and self.step % every == 0):
+            progress = {
+                "step": self.step,
+                "cursor": self.progress.cursor,
+                "empty_steps": self.progress.empty_steps,
+                "skipped_updates": self.progress.skipped_updates,
+            }
+            with self.meter.span("save"):
+                self.checkpoints.save(self.step, self.actor.state_dict(), progress)
+
+    def _refuse_without_signal(self, batch: TrainBatch) -> None:
+        if self.progress.empty_steps >= self.failure.max_empty_steps:
+            raise TrainingError(
+                f"{self.progress.empty_steps} steps in a row had no group to learn from: "
+                f"{batch.why_empty}. Every sample of each prompt earned the same, or failed; look "
+                "at report.html, make tasks easier, raise rollout.n, or start from a better model"
+            )
+
+
+def all_trajectories(groups: Sequence[TrajectoryGroup]) -> list[Trajectory]:
+    """Members and discarded attempts of every group, in order."""
+    return [
+        trajectory for group in groups for trajectory in (*group.trajectories, *group.discarded)
+    ]
