@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.errors import TrainingError
+from agentrl.rollout.buffer import RolloutBuffer, Slot
+from agentrl.types import Task, TrajectoryGroup
+
+T = TypeVar("T")
+DEADLINE_S = 20.0
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    async def bounded() -> T:
+        async with asyncio.timeout(DEADLINE_S):
+            return await coroutine
+
+    return asyncio.run(bounded())
+
+
+def group(index: int, version: int = 0) -> TrajectoryGroup:
+    return TrajectoryGroup(
+        id=str(index),
+        task=Task(id=str(index), data={}),
+        env_id="e",
+        trajectories=[],
+        policy_version=version,
+    )
+
+
+async def never(coroutine: Coroutine[Any, Any, Any]) -> bool:
+    """Whether the coroutine is still waiting when the loop has nothing else to do."""
+    task = asyncio.create_task(coroutine)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    waiting = not task.done()
+    task.cancel()
+    return waiting
+
+
+def test_groups_leave_in_order_of_dispatch_whatever_the_order_of_arrival() -> None:
+    async def scenario() -> list[str]:
+        buffer = RolloutBuffer(prompts_per_step=3, max_staleness=0)
+        slots = [await buffer.reserve() for _ in range(3)]
+        for index in (2, 0, 1):
+            await buffer.fill(slots[index], group(index), trainable=True)
+        return [taken.id for taken in await buffer.take(3, timeout_s=5)]
+
+    assert run(scenario()) == ["0", "1", "2"]
+
+
+def test_synchronous_budget_is_one_step_until_the_next_version() -> None:
+    async def scenario() -> None:
+        buffer = RolloutBuffer(prompts_per_step=2, max_staleness=0)
+        slots = [await buffer.reserve() for _ in range(2)]
+        assert await never(buffer.reserve())
+        for index, slot in enumerate(slots):
+            await buffer.fill(slot, group(index), trainable=True)
+        await buffer.take(2, timeout_s=5)
+        assert await never(buffer.reserve()), "taking alone must not free the budget"
+        await buffer.advance(version=1)
+        await buffer.reserve()
+        await buffer.reserve()
+        assert await never(buffer.reserve())
+
+    run(scenario())
+
+
+def test_an_untrainable_group_gives_its_place_back_and_is_returned_as_data() -> None:
+    async def scenario() -> None:
+        buffer = RolloutBuffer(prompts_per_step=1, max_staleness=0)
+        first = await buffer.reserve()
+        taking = asyncio.create_task(buffer.take(1, timeout_s=5))
+        await buffer.fill(first, group(0), trainable=False)
+        second = await buffer.reserve()  # deadlocks if the place is not given back
+        await buffer.fill(second, group(1), trainable=True)
+        assert [taken.id for taken in await taking] == ["0", "1"]
+        assert buffer.num_rejected == 1
+
+    run(scenario())
+
+
+def test_a_reservation_wakes_a_taker_that_came_first() -> None:
+    async def scenario() -> None:
+        buffer = RolloutBuffer(prompts_per_step=1, max_staleness=0)
+        taking = asyncio.create_task(buffer.take(1, timeout_s=5))
+        await asyncio.sleep(0)
+        slot = await buffer.reserve()
+        await buffer.fill(slot, group(0), trainable=True)
+        assert len(await taking) == 1
+
+    run(scenario())
+
+
+def test_a_late_step_says_what_was_missing_and_how_to_fix_it() -> None:
+    async def scenario() -> None:
+        buffer = RolloutBuffer(prompts_per_step=2, max_staleness=0)
+        slot = await buffer.reserve()
+        await buffer.reserve()
+        await buffer.fill(slot, group(0), trainable=True)
+        await buffer.take(2, timeout_s=0.05)
+
+    with pytest.raises(TrainingError, match=r"only 1 of 2 .*1 dispatched.*collect_timeout_s"):
+        run(scenario())
+
+
+def test_the_producers_failure_reaches_the_taker() -> None:
+    async def scenario() -> None:
+        buffer = RolloutBuffer(prompts_per_step=1, max_staleness=0)
+        taking = asyncio.create_task(buffer.take(1, timeout_s=5))
+        await asyncio.sleep(0)
+        await buffer.fail(ValueError("the environment does not exist"))
+        await taking
+
+    with pytest.raises(ValueError, match="does not exist"):
+        run(scenario())
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    prompts_per_step=st.integers(1, 4),
+    max_staleness=st.integers(0, 3),
+    rejected=st.sets(st.integers(0, 30)),
+    start=st.integers(0, 3),
+    seed=st.integers(0, 1000),
+)
+def test_staleness_never_passes_its_bound(
+    prompts_per_step: int, max_staleness: int, rejected: set[int], start: int, seed: int
+) -> None:
+    async def scenario() -> None:
+        import random
+
+        rng = random.Random(seed)
+        buffer = RolloutBuffer(
+            prompts_per_step=prompts_per_step, max_staleness=max_staleness, version=start
+        )
+        version = start
+        index = 0
+
+        async def deliver(slot: Slot, number: int, dispatched_at: int) -> None:
+            for _ in range(rng.randrange(5)):
+                await asyncio.sleep(0)
+            await buffer.fill(
+                slot, group(number, dispatched_at), trainable=number not in rejected
+            )
+
+        async def produce() -> None:
+            nonlocal index
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    slot = await buffer.reserve()
+                    tasks.create_task(deliver(slot, index, version))
+                    index += 1
+
+        producer = asyncio.create_task(produce())
+        seen: list[int] = []
+        for _ in range(6):
+            groups = await buffer.take(prompts_per_step, timeout_s=10)
+            seen += [int(taken.id) for taken in groups]
+            assert all(version - taken.policy_version <= max_staleness for taken in groups)
+            version += 1
+            await buffer.advance(version=version)
+        producer.cancel()
+        await asyncio.gather(producer, return_exceptions=True)
+        assert seen == list(range(len(seen))), "every dispatch is taken once, in order"
+
+    run(scenario())

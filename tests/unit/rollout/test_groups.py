@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from agentrl.errors import TrainingError
+from agentrl.rollout.config import FailureConfig, FailurePolicy
+from agentrl.rollout.groups import GroupRunner, Sample, is_trainable
+from agentrl.rollout.tasks import Dispatch
+from agentrl.types import Score, StopReason, Task, Trajectory, TrajectoryGroup
+
+
+def trajectory(sample: Sample, *, failed: bool) -> Trajectory:
+    return Trajectory(
+        id=f"{sample.group_id}-{sample.sample_index}-{sample.attempt}",
+        env_id="e",
+        task=sample.task,
+        group_id=sample.group_id,
+        sample_index=sample.sample_index,
+        attempt=sample.attempt,
+        seed=sample.seed,
+        segments=[],
+        turns=[],
+        messages=[],
+        stop_reason=StopReason.SANDBOX_ERROR if failed else StopReason.TERMINATED,
+        error="SandboxError: gone" if failed else None,
+        score=None if failed else Score(reward=1.0, success=True),
+    )
+
+
+def play(
+    failures: set[tuple[int, int]], failure: FailureConfig, *, seed: int = 0, n: int = 4
+) -> tuple[TrajectoryGroup, list[Sample]]:
+    """Run one group; ``failures`` are (sample, attempt) that fail."""
+    played: list[Sample] = []
+
+    async def run_sample(sample: Sample) -> Trajectory:
+        played.append(sample)
+        await asyncio.sleep(0)
+        return trajectory(sample, failed=(sample.sample_index, sample.attempt) in failures)
+
+    async def scenario() -> TrajectoryGroup:
+        runner = GroupRunner(
+            run_sample,
+            env_id="e",
+            num_samples=n,
+            temperature=1.0,
+            failure=failure,
+            seed=seed,
+            purpose="train",
+            concurrency=asyncio.Semaphore(2),
+            policy_version=lambda: 3,
+        )
+        return await runner.run(Dispatch(index=5, epoch=1, task=Task(id="a", data={})))
+
+    return asyncio.run(scenario()), played
+
+
+RETRY = FailureConfig(policy=FailurePolicy.retry_fresh, k=2)
+
+
+def test_members_come_back_in_order_with_distinct_seeds() -> None:
+    group, played = play(set(), RETRY)
+    assert [t.sample_index for t in group.trajectories] == [0, 1, 2, 3]
+    assert len({sample.seed for sample in played}) == 4
+    assert group.policy_version == 3
+
+
+def test_seeds_depend_on_what_is_sampled_and_on_the_run_seed() -> None:
+    first = [sample.seed for sample in play(set(), RETRY)[1]]
+    again = [sample.seed for sample in play(set(), RETRY)[1]]
+    other = [sample.seed for sample in play(set(), RETRY, seed=1)[1]]
+    assert first == again
+    assert not set(first) & set(other)
+
+
+def test_a_failed_member_is_run_again_with_another_seed_and_kept_as_data() -> None:
+    group, played = play({(1, 0), (1, 1)}, RETRY)
+    assert [t.attempt for t in group.trajectories] == [0, 2, 0, 0]
+    assert [t.attempt for t in group.discarded] == [0, 1]
+    seeds = [sample.seed for sample in played if sample.sample_index == 1]
+    assert len(set(seeds)) == 3
+
+
+def test_retries_end_and_the_failure_stays_in_the_group() -> None:
+    group, _ = play({(1, attempt) for attempt in range(9)}, RETRY)
+    assert [t.failed for t in group.trajectories] == [False, True, False, False]
+    assert len(group.discarded) == 2
+    assert is_trainable(group, RETRY)
+
+
+def test_fail_fast_ends_the_run_with_the_cause() -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        play({(0, 0)}, FailureConfig(policy=FailurePolicy.fail_fast))
+    assert caught.group_contains(TrainingError, match=r"sandbox_error: SandboxError: gone")
+
+
+@pytest.mark.parametrize(
+    ("policy", "k", "num_failed", "trainable"),
+    [
+        (FailurePolicy.mask, 0, 2, True),
+        (FailurePolicy.mask, 0, 3, False),
+        (FailurePolicy.min_group, 3, 1, True),
+        (FailurePolicy.min_group, 3, 2, False),
+        (FailurePolicy.drop_group, 0, 0, True),
+        (FailurePolicy.drop_group, 0, 1, False),
+    ],
+)
+def test_each_policy_decides_which_groups_train(
+    policy: FailurePolicy, k: int, num_failed: int, trainable: bool
+) -> None:
+    failure = FailureConfig(policy=policy, k=k)
+    group, played = play({(index, 0) for index in range(num_failed)}, failure)
+    assert len(played) == 4, "only retry_fresh plays again"
+    assert is_trainable(group, failure) is trainable
