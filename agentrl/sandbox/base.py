@@ -62,6 +62,8 @@ class ExecResult:
     private: bytes = b""
     """What trusted code wrote to the private descriptor (see :meth:`Sandbox.run_private`)."""
     duration_s: float = 0.0
+    state_lost: bool = False
+    """Names of earlier cells are gone: the interpreter was replaced, in or before this call."""
 
 
 @runtime_checkable

@@ -1,0 +1,7 @@
+"""The sandbox of this machine: bubblewrap namespaces, and `isolation=none` by name only."""
+
+from __future__ import annotations
+
+from agentrl_sandboxes.local.backend import LocalBackend
+
+__all__ = ["LocalBackend"]

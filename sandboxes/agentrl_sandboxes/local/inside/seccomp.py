@@ -1,0 +1,178 @@
+"""The system-call filter: a deny list in classic BPF, one table per architecture.
+
+Everything that a namespace does not confine is denied: keys, io_uring, bpf, tracing, mounting,
+new namespaces, sockets other than `socketpair`, memory that no limit counts. Denied calls
+return an error and do not kill, so that a library which merely probes goes on.
+"""
+
+from __future__ import annotations
+
+import struct
+
+_EPERM, _ENOSYS = 1, 38
+_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
+_LOAD, _JUMP_EQUAL, _JUMP_GE, _JUMP_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_ARGS = 0, 4, 16
+_AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_X32_BIT = 0x40000000
+
+# Any CLONE_NEW* bit: mount, cgroup, uts, ipc, user, pid, net, time.
+_CLONE_NAMESPACES = 0x7E020000 | 0x80
+_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+
+# name: (x86_64, aarch64); None where the architecture has no such call.
+_DENIED: dict[str, tuple[int | None, int | None]] = {
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "process_madvise": (440, 440),
+    "pidfd_getfd": (438, 438),
+    "kcmp": (312, 272),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fspick": (433, 433),
+    "mount_setattr": (442, 442),
+    "name_to_handle_at": (303, 264),
+    "open_by_handle_at": (304, 265),
+    "fanotify_init": (300, 262),
+    "quotactl": (179, 60),
+    "quotactl_fd": (443, 443),
+    "socket": (41, 198),
+    "shmget": (29, 194),
+    "shmat": (30, 196),
+    "semget": (64, 190),
+    "msgget": (68, 186),
+    "mq_open": (240, 180),
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "kexec_load": (246, 104),
+    "kexec_file_load": (320, 294),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "delete_module": (176, 106),
+    "reboot": (169, 142),
+    "swapon": (167, 224),
+    "swapoff": (168, 225),
+    "acct": (163, 89),
+    "syslog": (103, 116),
+    "settimeofday": (164, 170),
+    "clock_settime": (227, 112),
+    "clock_adjtime": (305, 266),
+    "adjtimex": (159, 171),
+    "sethostname": (170, 161),
+    "setdomainname": (171, 162),
+    "personality": (135, 92),
+    "vhangup": (153, 58),
+    "lookup_dcookie": (212, 18),
+    "mbind": (237, 235),
+    "migrate_pages": (256, 238),
+    "move_pages": (279, 239),
+    "set_mempolicy": (238, 237),
+    "sched_setscheduler": (144, 119),
+    "sched_setattr": (314, 274),
+    "ioprio_set": (251, 30),
+    "landlock_create_ruleset": (444, 444),
+    "iopl": (172, None),
+    "ioperm": (173, None),
+    "modify_ldt": (154, None),
+    "uselib": (134, None),
+    "ustat": (136, None),
+    "sysfs": (139, None),
+}
+_CLONE3 = 435
+_CLONE = {"x86_64": 56, "aarch64": 220}
+_IOCTL = {"x86_64": 16, "aarch64": 29}
+_PRLIMIT64 = {"x86_64": 302, "aarch64": 261}
+_SETPRIORITY = {"x86_64": 141, "aarch64": 140}
+
+
+class UnsupportedArchitecture(Exception):
+    """No table for this machine: refuse rather than run without a filter."""
+
+
+def _op(code: int, operand: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("=HBBI", code, if_true, if_false, operand)
+
+
+def _deny(number: int = _EPERM) -> bytes:
+    return _op(_RETURN, _ERRNO | number)
+
+
+def _low_word(argument: int) -> int:
+    return _OFFSET_ARGS + 8 * argument
+
+
+def _deny_call(number: int, error: int = _EPERM) -> bytes:
+    return _op(_JUMP_EQUAL, number, 0, 1) + _deny(error)
+
+
+def _deny_if(number: int, argument: int, test: int, operand: int) -> bytes:
+    """Deny a call whose argument (its low 32 bits) passes a test; else load the number again."""
+    return (
+        _op(_JUMP_EQUAL, number, 0, 4)
+        + _op(_LOAD, _low_word(argument))
+        + _op(test, operand, 0, 1)
+        + _deny()
+        + _op(_LOAD, _OFFSET_NUMBER)
+    )
+
+
+def _deny_other_process(number: int, argument: int) -> bytes:
+    """Deny a call that names any process but the caller (0)."""
+    return (
+        _op(_JUMP_EQUAL, number, 0, 4)
+        + _op(_LOAD, _low_word(argument))
+        + _op(_JUMP_EQUAL, 0, 1, 0)
+        + _deny()
+        + _op(_LOAD, _OFFSET_NUMBER)
+    )
+
+
+def build_filter(machine: str) -> bytes:
+    """Return the filter program for `platform.machine()`.
+
+    Raises:
+        UnsupportedArchitecture: no table for this machine.
+    """
+    if machine not in _AUDIT_ARCH:
+        raise UnsupportedArchitecture(
+            f"no system-call table for {machine!r}; supported: {', '.join(_AUDIT_ARCH)}"
+        )
+    column = 0 if machine == "x86_64" else 1
+    program = _op(_LOAD, _OFFSET_ARCH)
+    # Another ABI (32-bit int 0x80) has other numbers: nothing of it is allowed.
+    program += _op(_JUMP_EQUAL, _AUDIT_ARCH[machine], 1, 0) + _deny(_ENOSYS)
+    program += _op(_LOAD, _OFFSET_NUMBER)
+    if machine == "x86_64":
+        program += _op(_JUMP_GE, _X32_BIT, 0, 1) + _deny(_ENOSYS)
+    for numbers in _DENIED.values():
+        number = numbers[column]
+        if number is not None:
+            program += _deny_call(number)
+    # clone3 hides its flags behind a pointer; libc falls back to clone on ENOSYS.
+    program += _deny_call(_CLONE3, _ENOSYS)
+    program += _deny_if(_CLONE[machine], 0, _JUMP_SET, _CLONE_NAMESPACES)
+    program += _deny_if(_IOCTL[machine], 1, _JUMP_EQUAL, _TIOCSTI)
+    program += _deny_if(_IOCTL[machine], 1, _JUMP_EQUAL, _TIOCLINUX)
+    # Limits and priority of the supervisor, which runs under the same user id.
+    program += _deny_other_process(_PRLIMIT64[machine], 0)
+    program += _deny_other_process(_SETPRIORITY[machine], 1)
+    return program + _op(_RETURN, _ALLOW)
