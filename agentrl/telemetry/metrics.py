@@ -1,0 +1,129 @@
+"""Trajectories in, flat metrics out. Pure functions.
+
+Reward, success, turns and tokens are over *scored* trajectories: a failed one carries no reward
+and its length is an accident. ``stop_reason/<name>`` is the fraction of all trajectories, failed
+ones too; a name that did not occur has no key. ``tool/*`` are counts over all trajectories.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Sequence
+
+import numpy as np
+
+from agentrl.types import ToolStatus, Trajectory, TrajectoryGroup
+
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+UNKNOWN_TOOL = "unknown"
+
+
+def trajectory_metrics(
+    trajectories: Sequence[Trajectory], *, tools: Collection[str] | None = None
+) -> dict[str, float]:
+    """Summarise one step.
+
+    Args:
+        trajectories: of any number of groups; may be empty.
+        tools: the tools that exist. Calls of other names, which the model made up, are counted
+            together under ``tool/unknown``. None: any well-formed name has its own key.
+
+    Returns:
+        ``trajectories/{count,failed}``, ``reward/{mean,std,min,max}``, ``reward_parts/<name>``,
+        ``success/mean``, ``turns/mean``, ``response_tokens/mean``, ``stop_reason/<name>``,
+        ``tool/<name>/{calls,errors,timeouts,infra_errors}``, ``timing_s/tool/<name>`` (mean
+        seconds of a call), ``render/drift`` and ``wall_clock_limited`` (counts). Means of nothing
+        have no key.
+    """
+    scored = [trajectory for trajectory in trajectories if trajectory.score is not None]
+    return {
+        "trajectories/count": len(trajectories),
+        "trajectories/failed": len(trajectories) - len(scored),
+        "render/drift": sum(trajectory.drift for trajectory in trajectories),
+        "wall_clock_limited": sum(trajectory.wall_clock_limited for trajectory in trajectories),
+        **_outcomes(scored),
+        **_stop_reasons(trajectories),
+        **_tool_calls(trajectories, tools),
+    }
+
+
+def group_metrics(
+    groups: Sequence[TrajectoryGroup], *, dropped: int = 0, refilled: int = 0
+) -> dict[str, float]:
+    """``group/{zero_advantage_fraction,dropped,refilled}``.
+
+    A group has zero advantage where all its scored members earned the same. Groups without a
+    scored member are left out of the fraction.
+    """
+    rewards = [
+        [member.total_reward for member in group.trajectories if member.score is not None]
+        for group in groups
+    ]
+    flat = [min(values) == max(values) for values in rewards if values]
+    metrics: dict[str, float] = {"group/dropped": dropped, "group/refilled": refilled}
+    if flat:
+        metrics["group/zero_advantage_fraction"] = sum(flat) / len(flat)
+    return metrics
+
+
+def staleness_metrics(trajectories: Iterable[Trajectory], current_version: int) -> dict[str, float]:
+    """``staleness/{mean,max}``: versions that sampled tokens lag behind, over tokens."""
+    lags = [
+        current_version - segment.policy_version[segment.loss_mask].astype(np.int64)
+        for trajectory in trajectories
+        for segment in trajectory.segments
+    ]
+    flat = np.concatenate(lags) if lags else np.zeros(0)
+    if not len(flat):
+        return {}
+    return {"staleness/mean": float(flat.mean()), "staleness/max": float(flat.max())}
+
+
+def _outcomes(scored: Sequence[Trajectory]) -> dict[str, float]:
+    if not scored:
+        return {}
+    rewards = np.array([trajectory.total_reward for trajectory in scored], np.float64)
+    scores = [trajectory.score for trajectory in scored if trajectory.score is not None]
+    parts: dict[str, list[float]] = {}
+    for score in scores:
+        for name, value in score.parts.items():
+            parts.setdefault(name, []).append(value)
+    return {
+        "reward/mean": float(rewards.mean()),
+        "reward/std": float(rewards.std()),
+        "reward/min": float(rewards.min()),
+        "reward/max": float(rewards.max()),
+        **{f"reward_parts/{name}": float(np.mean(values)) for name, values in parts.items()},
+        "success/mean": sum(score.success for score in scores) / len(scores),
+        "turns/mean": sum(len(trajectory.turns) for trajectory in scored) / len(scored),
+        "response_tokens/mean": sum(item.num_sampled_tokens for item in scored) / len(scored),
+    }
+
+
+def _stop_reasons(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    counts = Counter(trajectory.stop_reason for trajectory in trajectories)
+    return {
+        f"stop_reason/{reason}": count / len(trajectories)
+        for reason, count in sorted(counts.items())
+    }
+
+
+def _tool_calls(
+    trajectories: Sequence[Trajectory], tools: Collection[str] | None
+) -> dict[str, float]:
+    calls: dict[str, Counter[ToolStatus]] = {}
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for result in (r for t in trajectories for turn in t.turns for r in turn.tool_results):
+        known = _TOOL_NAME.fullmatch(result.name) and (tools is None or result.name in tools)
+        name = result.name if known else UNKNOWN_TOOL
+        calls.setdefault(name, Counter())[result.status] += 1
+        seconds[name] += result.duration_s
+    metrics: dict[str, float] = {}
+    for name, statuses in sorted(calls.items()):
+        metrics[f"tool/{name}/calls"] = statuses.total()
+        metrics[f"tool/{name}/errors"] = statuses[ToolStatus.ERROR]
+        metrics[f"tool/{name}/timeouts"] = statuses[ToolStatus.TIMEOUT]
+        metrics[f"tool/{name}/infra_errors"] = statuses[ToolStatus.INFRA_ERROR]
+        metrics[f"timing_s/tool/{name}"] = seconds[name] / statuses.total()
+    return metrics

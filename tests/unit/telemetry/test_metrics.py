@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from agentrl.telemetry.metrics import group_metrics, staleness_metrics, trajectory_metrics
+from agentrl.testing.run_data import make_task, make_trajectory
+from agentrl.types import Score, StopReason, ToolStatus, Trajectory, TrajectoryGroup
+
+
+def _scored(reward: float, *, seed: int = 0, success: bool = False) -> Trajectory:
+    item = make_trajectory(seed=seed, num_turns=1, success=success)
+    return replace(item, score=Score(reward=reward, success=success, parts={"tests": reward}))
+
+
+def test_failed_trajectories_leave_the_means_but_not_the_counts() -> None:
+    failed = make_trajectory(seed=1, stop_reason=StopReason.SANDBOX_ERROR, num_turns=4)
+    metrics = trajectory_metrics([_scored(1.0, success=True), _scored(0.0, seed=2), failed])
+    assert metrics["reward/mean"] == 0.5
+    assert metrics["reward/std"] == 0.5
+    assert (metrics["reward/min"], metrics["reward/max"]) == (0.0, 1.0)
+    assert metrics["reward_parts/tests"] == 0.5
+    assert metrics["success/mean"] == 0.5
+    assert metrics["turns/mean"] == 1.0
+    assert metrics["trajectories/count"] == 3
+    assert metrics["trajectories/failed"] == 1
+    assert metrics["stop_reason/sandbox_error"] == pytest.approx(1 / 3)
+    assert metrics["stop_reason/terminated"] == pytest.approx(2 / 3)
+
+
+def test_turn_rewards_count_and_tokens_are_the_sampled_ones() -> None:
+    item = _scored(1.0)
+    item.turns[0].reward = 0.25
+    metrics = trajectory_metrics([item])
+    assert metrics["reward/mean"] == 1.25
+    assert metrics["response_tokens/mean"] == item.segments[0].loss_mask.sum()
+
+
+def test_a_mean_of_nothing_has_no_key() -> None:
+    for items in ([], [make_trajectory(seed=0, stop_reason=StopReason.ENV_ERROR)]):
+        metrics = trajectory_metrics(items)
+        assert "reward/mean" not in metrics and "success/mean" not in metrics
+        assert metrics["trajectories/count"] == len(items)
+        assert all(np.isfinite(value) for value in metrics.values())
+
+
+def test_tool_calls_are_counted_by_status() -> None:
+    items = [
+        make_trajectory(seed=0, num_turns=3, tool_status=ToolStatus.OK),
+        make_trajectory(seed=1, num_turns=2, tool_status=ToolStatus.TIMEOUT),
+        make_trajectory(seed=2, num_turns=2, tool_status=ToolStatus.ERROR),
+        make_trajectory(
+            seed=3,
+            num_turns=2,
+            tool_status=ToolStatus.INFRA_ERROR,
+            stop_reason=StopReason.TOOL_INFRA_ERROR,
+        ),
+    ]
+    metrics = trajectory_metrics(items)
+    assert metrics["tool/python/calls"] == 5
+    assert metrics["tool/python/errors"] == 1
+    assert metrics["tool/python/timeouts"] == 1
+    assert metrics["tool/python/infra_errors"] == 1
+
+
+def test_invented_tool_names_share_one_key() -> None:
+    items = [make_trajectory(seed=0, num_turns=2) for _ in range(3)]
+    items[0].turns[0].tool_results[0].name = "rm -rf / \n"
+    items[1].turns[0].tool_results[0].name = "pythn"
+    metrics = trajectory_metrics(items, tools=["python"])
+    assert metrics["tool/unknown/calls"] == 2
+    assert metrics["tool/python/calls"] == 1
+    assert trajectory_metrics(items)["tool/pythn/calls"] == 1
+
+
+def test_drift_and_wall_clock_limits_are_counted() -> None:
+    timed_out = make_trajectory(seed=0, stop_reason=StopReason.TRAJECTORY_TIMEOUT)
+    metrics = trajectory_metrics([replace(timed_out, drift=2), replace(timed_out, drift=1)])
+    assert metrics["render/drift"] == 3
+    assert metrics["wall_clock_limited"] == 2
+
+
+def _group(rewards: list[float | None]) -> TrajectoryGroup:
+    members = [
+        make_trajectory(seed=0, stop_reason=StopReason.ENV_ERROR) if r is None else _scored(r)
+        for r in rewards
+    ]
+    task = make_task(0)
+    return TrajectoryGroup(id="g", task=task, env_id="e", trajectories=members, policy_version=0)
+
+
+def test_zero_advantage_ignores_failed_members_and_groups() -> None:
+    groups = [_group([1.0, 1.0, None]), _group([1.0, 0.0]), _group([None, None])]
+    metrics = group_metrics(groups, dropped=2, refilled=1)
+    assert metrics == {
+        "group/zero_advantage_fraction": 0.5,
+        "group/dropped": 2,
+        "group/refilled": 1,
+    }
+    assert "group/zero_advantage_fraction" not in group_metrics([])
+
+
+def test_staleness_is_over_sampled_tokens() -> None:
+    old = make_trajectory(seed=0, policy_version=3)
+    new = make_trajectory(seed=1, policy_version=5)
+    metrics = staleness_metrics([old, new], current_version=5)
+    expected = 2 * old.num_sampled_tokens / (old.num_sampled_tokens + new.num_sampled_tokens)
+    assert metrics["staleness/mean"] == pytest.approx(expected)
+    assert metrics["staleness/max"] == 2
+    assert staleness_metrics([], 0) == {}
