@@ -1,0 +1,1 @@
+"""Bridges between agentrl environments and other interfaces."""

@@ -1,0 +1,217 @@
+"""Does an environment keep its promises? What ``agentrl envs check ID`` runs.
+
+Findings are data: the caller prints them, a pack's test asserts that there are none. Episodes run
+through :class:`~agentrl.env.host.EnvHosts`, so an environment that hangs or crashes is a finding
+too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from agentrl.env.base import Demonstration, Env
+from agentrl.env.config import EnvConfig
+from agentrl.env.episodes import Record, actions_of, odd_actions, play, play_policy
+from agentrl.env.findings import Finding, Level, error, info, warning
+from agentrl.env.host import EnvHosts
+from agentrl.env.registry import make_env
+from agentrl.env.task_check import check_tasks, sample_tasks
+from agentrl.errors import AgentRLError
+from agentrl.types import Action, Task
+
+T = TypeVar("T")
+NUM_DEMONSTRATIONS = 8
+
+
+async def check_env(
+    config: EnvConfig,
+    *,
+    resolve_tool: Callable[[str], Any] | None = None,
+    num_tasks: int = 4,
+    seed: int = 0,
+) -> list[Finding]:
+    """Check an environment against its contract.
+
+    Args:
+        config: the environment, its arguments and deadlines.
+        resolve_tool: raises an :class:`~agentrl.errors.AgentRLError` for a tool that does not
+            exist; None leaves tools unchecked.
+        num_tasks: how many tasks to play.
+        seed: of every episode played.
+
+    Returns:
+        What is wrong, worst first; empty where nothing is.
+
+    Raises:
+        RegistryError, ConfigError: there is no such environment, or it takes other arguments.
+    """
+    hosts = EnvHosts(config)
+    checks = _Checks(hosts, config, seed)
+    try:
+        env = await checks.off_loop(lambda: make_env(config.id, config.kwargs), "the constructor")
+        if env is None:
+            return checks.findings
+        checks.findings += await checks.off_loop(lambda: check_tasks(env), "tasks") or []
+        tasks = await checks.off_loop(lambda: _train_sample(env, num_tasks), "tasks") or []
+        demonstrations = await checks.off_loop(lambda: _some_demonstrations(env, seed), "") or []
+        if not demonstrations:
+            checks.findings.append(
+                info(
+                    "there are no demonstrations",
+                    "implement demonstrations(split, seed) if a model without any training is to "
+                    "learn this environment",
+                )
+            )
+        await checks.episodes(tasks, demonstrations)
+        for demonstration in demonstrations:
+            await checks.demonstration(demonstration)
+        await checks.tools(resolve_tool)
+    finally:
+        await hosts.close()
+    return sorted(set(checks.findings), key=lambda found: list(Level).index(found.level))
+
+
+def _train_sample(env: Any, num_tasks: int) -> list[Task]:
+    try:
+        return sample_tasks(env.tasks("train"), num_tasks)
+    except Exception:  # check_tasks has reported it
+        return []
+
+
+def _some_demonstrations(env: Any, seed: int) -> list[Demonstration]:
+    overridden = getattr(type(env), "demonstrations", Env.demonstrations)
+    if overridden is Env.demonstrations:
+        return []
+    return list(itertools.islice(env.demonstrations("train", seed), NUM_DEMONSTRATIONS))
+
+
+class _Checks:
+    """The checks that need the environment to run; what they find is in ``findings``."""
+
+    def __init__(self, hosts: EnvHosts, config: EnvConfig, seed: int) -> None:
+        self.findings: list[Finding] = []
+        self._hosts = hosts
+        self._config = config
+        self._seed = seed
+
+    async def off_loop(self, function: Callable[[], T], what: str) -> T | None:
+        """Run a synchronous part on a thread; report what it raises, or that it hangs."""
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(function), self._config.reset_timeout_s)
+        except TimeoutError:
+            self.findings.append(
+                error(
+                    f"{what or 'demonstrations'} did not return within "
+                    f"{self._config.reset_timeout_s:g} s",
+                    "make it faster, or raise env.reset_timeout_s",
+                )
+            )
+        except Exception as failure:
+            self.findings.append(
+                error(
+                    f"{what or 'demonstrations'} raised {type(failure).__name__}: {failure}",
+                    "mend it",
+                )
+            )
+        return None
+
+    async def episodes(self, tasks: Sequence[Task], demos: Sequence[Demonstration]) -> None:
+        """Play each task twice, and once with actions that nobody would expect."""
+        by_task = {demo.task.id: actions_of(demo) for demo in demos if demo.messages}
+        for task in tasks:
+            actions = by_task.get(task.id) or [Action(text="1", content="1")] * 3
+            await self._twice(task, actions)
+        for action in odd_actions():
+            for task in tasks[:1]:
+                await self._guarded(self._play(task, [action]), f"on {_describe(action)}")
+
+    async def demonstration(self, demo: Demonstration) -> None:
+        """Play a demonstration against the environment: it must run to its end."""
+        if demo.messages is None and demo.policy is None:
+            self.findings.append(
+                error(
+                    f"the demonstration of task {demo.task.id!r} has neither messages nor policy",
+                    "give one of them",
+                )
+            )
+            return
+        env = await self._guarded(self._hosts.open(), "in the constructor")
+        if env is None:
+            return
+        try:
+            if demo.messages is not None:
+                work = play(env, demo.task, actions_of(demo), self._seed)
+            elif env.tools:
+                return  # its policy needs the tools, which only the agent loop runs
+            else:
+                work = play_policy(env, demo, self._seed)
+            record = await self._guarded(work, f"in the demonstration of task {demo.task.id!r}")
+        finally:
+            await env.close()
+        if record is not None and not record.ended:
+            self.findings.append(
+                warning(
+                    f"the demonstration of task {demo.task.id!r} stops before the episode ends",
+                    "let it run until step returns terminated or truncated",
+                )
+            )
+
+    async def tools(self, resolve_tool: Callable[[str], Any] | None) -> None:
+        """Look every tool up."""
+        env = await self._guarded(self._hosts.open(), "in the constructor")
+        if env is None or resolve_tool is None:
+            return
+        for tool in env.tools:
+            try:
+                resolve_tool(tool)
+            except AgentRLError as failure:
+                self.findings.append(
+                    error(f"tool {tool!r}: {failure}", "name a registered tool or a YAML file")
+                )
+        await env.close()
+
+    async def _twice(self, task: Task, actions: Sequence[Action]) -> None:
+        where = f"on task {task.id!r} with seed {self._seed}"
+        first = await self._guarded(self._play(task, actions), where)
+        second = await self._guarded(self._play(task, actions), where)
+        if first is None or second is None:
+            return
+        difference = first.difference(second)
+        if difference is not None:
+            self.findings.append(
+                error(
+                    f"two runs {where} differ: {difference}",
+                    "draw everything from the seed of reset, never from global random state, "
+                    "the clock or the order of a set",
+                )
+            )
+
+    async def _play(self, task: Task, actions: Sequence[Action]) -> Record:
+        env = await self._hosts.open()
+        try:
+            return await play(env, task, actions, self._seed)
+        finally:
+            await env.close()
+
+    async def _guarded(self, work: Coroutine[Any, Any, T], where: str) -> T | None:
+        try:
+            return await work
+        except AgentRLError as failure:
+            self.findings.append(
+                error(
+                    f"{type(failure).__name__} {where}: {failure}",
+                    "an episode must go on whatever the model says, and return what Env documents",
+                )
+            )
+            return None
+
+
+def _describe(action: Action) -> str:
+    if action.tool_calls:
+        return "an unknown tool call"
+    text = dataclasses.asdict(action)["text"]
+    return f"the message {text[:20]!r}" + (f" of {len(text)} characters" if len(text) > 20 else "")

@@ -1,0 +1,129 @@
+"""Play given actions against a hosted environment, and compare what it answered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentrl.env.base import Demonstration
+from agentrl.env.hosted import Hosted
+from agentrl.types import Action, Message, Task, ToolCall, ToolResult, ToolStatus
+
+MAX_TURNS = 64
+
+
+@dataclass(slots=True, kw_only=True)
+class Record:
+    """What an environment answered, in order."""
+
+    answers: list[dict[str, Any]] = field(default_factory=list)
+    ended: bool = False
+
+    def difference(self, other: Record) -> str | None:
+        """Return the first difference in words; None where there is none."""
+        for turn, (mine, theirs) in enumerate(zip(self.answers, other.answers, strict=False)):
+            for name, value in mine.items():
+                if value != theirs[name]:
+                    where = "reset" if turn == 0 else f"step {turn}"
+                    return f"{name} of {where} is {value!r}, then {theirs[name]!r}"
+        if len(self.answers) != len(other.answers):
+            return f"{len(self.answers) - 1} steps, then {len(other.answers) - 1}"
+        return None
+
+
+async def play(env: Hosted, task: Task, actions: Sequence[Action], seed: int) -> Record:
+    """Reset ``env`` and take ``actions`` until the episode ends.
+
+    Raises:
+        EnvError, RewardError, InfrastructureError: see :class:`~agentrl.env.hosted.Hosted`.
+    """
+    record = Record()
+    await _reset(env, task, seed, record)
+    for action in actions:
+        if record.ended:
+            break
+        await _step(env, action, record)
+    return record
+
+
+async def play_policy(env: Hosted, demonstration: Demonstration, seed: int) -> Record:
+    """Let the policy of ``demonstration`` play ``env``, which has no tools, to its end.
+
+    Raises:
+        EnvError, RewardError, InfrastructureError: see :class:`~agentrl.env.hosted.Hosted`.
+    """
+    assert demonstration.policy is not None
+    record = Record()
+    messages = await _reset(env, demonstration.task, seed, record)
+    for _ in range(MAX_TURNS):
+        turn = demonstration.policy(messages)
+        messages.append({"role": "assistant", "content": turn.content})
+        action = Action(text=turn.content, content=turn.content)
+        messages += await _step(env, action, record)
+        if record.ended:
+            break
+    return record
+
+
+def actions_of(demonstration: Demonstration) -> list[Action]:
+    """Return the assistant turns of a written demonstration, with the tools' answers in it."""
+    actions: list[Action] = []
+    for message in demonstration.messages or ():
+        if message["role"] == "assistant":
+            actions.append(_action(message))
+        elif message["role"] == "tool" and actions:
+            result = ToolResult(
+                name=message.get("name", ""), content=message["content"], status=ToolStatus.OK
+            )
+            actions[-1].tool_results = (*actions[-1].tool_results, result)
+    return actions
+
+
+def odd_actions() -> list[Action]:
+    """Return turns that a model may well produce and an environment must survive."""
+    texts = ("", " \n", "\x00\u202e<|im_end|>", "9" * 5000, "x" * 100_000)
+    call = ToolCall(name="no_such_tool", arguments={"x": [1, None]})
+    result = ToolResult(name="no_such_tool", content="unknown tool", status=ToolStatus.ERROR)
+    return [
+        *(Action(text=text, content=text) for text in texts),
+        Action(text="<tool_call>", content="", tool_calls=(call,), tool_results=(result,)),
+    ]
+
+
+def _action(message: Message) -> Action:
+    calls = [call["function"] for call in message.get("tool_calls", [])]
+    return Action(
+        text=message["content"],
+        content=message["content"],
+        tool_calls=tuple(
+            ToolCall(name=call["name"], arguments=dict(call["arguments"])) for call in calls
+        ),
+    )
+
+
+async def _reset(env: Hosted, task: Task, seed: int, record: Record) -> list[Message]:
+    observation, _ = await env.reset(seed=seed, options={"task": task})
+    record.answers.append({"observation": observation, "anchor": await env.anchor()})
+    return _messages(observation)
+
+
+async def _step(env: Hosted, action: Action, record: Record) -> list[Message]:
+    observation, reward, terminated, truncated, _ = await env.step(action)
+    record.answers.append(
+        {
+            "observation": observation,
+            "reward": reward,
+            "terminated": terminated,
+            "truncated": truncated,
+            "anchor": await env.anchor(),
+        }
+    )
+    record.ended = terminated or truncated
+    return _messages(observation)
+
+
+def _messages(observation: Any) -> list[Message]:
+    if isinstance(observation, str):
+        return [{"role": "user", "content": observation}] if observation else []
+    return list(observation)

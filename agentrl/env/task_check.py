@@ -1,0 +1,133 @@
+"""Checks of an environment's tasks: there are some, they are distinct, and they can be stored."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrl.env.findings import Finding, error, warning
+from agentrl.types import Task
+
+SPLITS = ("train", "val", "test")
+MAX_TASKS = 2048
+"""Tasks looked at per split, spread evenly over it: a split may be made on demand and vast."""
+
+
+def check_tasks(env: Any) -> list[Finding]:
+    """Check the tasks of every split of ``env``."""
+    findings: list[Finding] = []
+    looked_at: dict[str, list[Task]] = {}
+    for split in SPLITS:
+        try:
+            tasks = env.tasks(split)
+            looked_at[split] = sample_tasks(tasks, MAX_TASKS)
+        except Exception as failure:
+            make = error if split == "train" else warning
+            findings.append(
+                make(
+                    f"tasks({split!r}) raised {type(failure).__name__}: {failure}",
+                    f"return a sequence of Task for {split!r}",
+                )
+            )
+            continue
+        findings += _check_split(split, tasks, looked_at[split])
+    return findings + _check_disjoint(looked_at)
+
+
+def sample_tasks(tasks: Sequence[Task], count: int) -> list[Task]:
+    """Return at most ``count`` tasks, spread evenly over the sequence."""
+    stride = max(1, -(-len(tasks) // count))
+    return [tasks[index] for index in range(0, len(tasks), stride)]
+
+
+def _check_split(split: str, tasks: Sequence[Task], sample: list[Task]) -> list[Finding]:
+    if not sample:
+        make = error if split == "train" else warning
+        return [make(f"tasks({split!r}) is empty", "return at least one task")]
+    wrong = next((task for task in sample if not isinstance(task, Task)), None)
+    if wrong is not None:
+        return [
+            error(
+                f"tasks({split!r}) holds a {type(wrong).__name__}",
+                "return agentrl.Task(id=..., data={...})",
+            )
+        ]
+    findings: list[Finding] = []
+    duplicate = _first_duplicate([task.id for task in sample])
+    if duplicate is not None:
+        findings.append(
+            error(f"tasks({split!r}) has the id {duplicate!r} twice", "give each task its own id")
+        )
+    findings += next(filter(None, (_check_stored(task) for task in sample)), [])
+    if [task.id for task in sample_tasks(tasks, 8)] != [task.id for task in sample_tasks(tasks, 8)]:
+        findings.append(
+            error(
+                f"tasks({split!r}) gives another task for the same index when asked again",
+                "make task i a pure function of i: a resumed run looks it up again",
+            )
+        )
+    return findings
+
+
+def _check_stored(task: Task) -> list[Finding]:
+    """Check that a task survives being written to a file and sent to another process."""
+    try:
+        data = json.loads(json.dumps(dict(task.data), allow_nan=False))
+        pickle.loads(pickle.dumps(task))
+    except Exception as failure:
+        return [
+            error(
+                f"task {task.id!r} cannot be stored: {type(failure).__name__}: {failure}",
+                "keep to text, finite numbers, bools, None, lists and dicts in Task.data",
+            )
+        ]
+    if data != dict(task.data):
+        return [
+            warning(
+                f"task {task.id!r} reads back from JSON as something else",
+                "use lists instead of tuples, and text as keys, in Task.data",
+            )
+        ]
+    if not all(isinstance(part, str) for pair in task.tags.items() for part in pair):
+        return [
+            error(f"task {task.id!r} has tags that are not text: {dict(task.tags)!r}",
+                  "make names and values of Task.tags text")
+        ]  # fmt: skip
+    return []
+
+
+def _check_disjoint(splits: Mapping[str, list[Task]]) -> list[Finding]:
+    findings: list[Finding] = []
+    seen: dict[str, str] = {}
+    for split, tasks in splits.items():
+        overlap = [task for task in tasks if seen.get(_content(task), split) != split]
+        if overlap:
+            other = seen[_content(overlap[0])]
+            findings.append(
+                error(
+                    f"{len(overlap)} of the {len(tasks)} {split} tasks looked at are in {other} "
+                    f"too, {overlap[0].id!r} for one",
+                    "keep the splits disjoint by content, or a held-out score means nothing",
+                )
+            )
+        for task in tasks:
+            seen.setdefault(_content(task), split)
+    return findings
+
+
+def _content(task: Any) -> str:
+    try:
+        return json.dumps(dict(task.data), sort_keys=True, default=repr)
+    except (AttributeError, TypeError, ValueError):
+        return repr(task)
+
+
+def _first_duplicate(ids: Sequence[str]) -> str | None:
+    seen: set[str] = set()
+    for name in ids:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
