@@ -14,7 +14,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from agentrl.types import Trajectory
+from agentrl.types import Trajectory, TrajectoryGroup
 
 ALL_TASKS = "all"
 
@@ -157,36 +157,38 @@ def evaluate_strata(
 
 
 def evaluation_metrics(
-    trajectories: Sequence[Trajectory], *, prefix: str = "val", confidence: float = 0.95
+    groups: Sequence[TrajectoryGroup], *, prefix: str, confidence: float = 0.95
 ) -> dict[str, float]:
-    """Flat metrics per environment.
+    """Flat metrics of one environment.
+
+    Args:
+        groups: one per task.
+        prefix: ``<split>/<env>``, for example ``val/code_sandbox``.
+        confidence: of the interval.
 
     Returns:
-        ``<prefix>/<env>/success``, ``success_low``, ``success_high``, ``reward``, ``turns``,
+        Under ``prefix``: ``success``, ``success_low``, ``success_high``, ``reward``, ``turns``,
         ``response_tokens``, ``tasks``, ``failed``, ``pass@<k>`` and, per stratum,
-        ``success/<tag>=<value>``. An environment whose samples all failed has only ``failed``.
+        ``success/<tag>=<value>``. Only ``failed`` where no sample has a score.
     """
-    by_env: dict[str, list[Trajectory]] = {}
-    for trajectory in trajectories:
-        by_env.setdefault(trajectory.env_id, []).append(trajectory)
-    metrics: dict[str, float] = {}
-    for env_id, items in by_env.items():
-        base = f"{prefix}/{env_id}"
-        metrics[f"{base}/failed"] = sum(item.score is None for item in items)
-        for result in evaluate_strata(items, confidence=confidence):
-            if result.stratum != ALL_TASKS:
-                metrics[f"{base}/success/{result.stratum}"] = result.success.mean
-                continue
-            metrics |= {
-                f"{base}/success": result.success.mean,
-                f"{base}/success_low": result.success.low,
-                f"{base}/success_high": result.success.high,
-                f"{base}/reward": result.reward.mean,
-                f"{base}/turns": result.turns_mean,
-                f"{base}/response_tokens": result.response_tokens_mean,
-                f"{base}/tasks": result.num_tasks,
-            }
-            metrics |= {f"{base}/pass@{k}": v.mean for k, v in result.pass_at_k.items() if k > 1}
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    metrics: dict[str, float] = {
+        f"{prefix}/failed": sum(trajectory.score is None for trajectory in trajectories)
+    }
+    for result in evaluate_strata(trajectories, confidence=confidence):
+        if result.stratum != ALL_TASKS:
+            metrics[f"{prefix}/success/{result.stratum}"] = result.success.mean
+            continue
+        metrics |= {
+            f"{prefix}/success": result.success.mean,
+            f"{prefix}/success_low": result.success.low,
+            f"{prefix}/success_high": result.success.high,
+            f"{prefix}/reward": result.reward.mean,
+            f"{prefix}/turns": result.turns_mean,
+            f"{prefix}/response_tokens": result.response_tokens_mean,
+            f"{prefix}/tasks": result.num_tasks,
+        }
+        metrics |= {f"{prefix}/pass@{k}": v.mean for k, v in result.pass_at_k.items() if k > 1}
     return metrics
 
 

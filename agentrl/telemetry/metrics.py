@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 
+from agentrl.telemetry.censoring import Fate, censoring_metrics
 from agentrl.types import ToolStatus, Trajectory, TrajectoryGroup
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -48,19 +49,43 @@ def trajectory_metrics(
     }
 
 
+def rollout_metrics(
+    groups: Sequence[TrajectoryGroup],
+    *,
+    trained_ids: Collection[str] | None = None,
+    refilled: int = 0,
+    tools: Collection[str] | None = None,
+) -> dict[str, float]:
+    """Summarise the groups of one step: trajectories, groups and the censoring report.
+
+    Args:
+        groups: as sampled; attempts that were retried stand in ``group.discarded``.
+        trained_ids: ids of the trajectories that entered the loss; None: every scored one.
+        refilled: groups that were sampled in place of others.
+        tools: see :func:`trajectory_metrics`.
+    """
+    attempts = [item for group in groups for item in (*group.trajectories, *group.discarded)]
+    return {
+        **trajectory_metrics(attempts, tools=tools),
+        **group_metrics(groups, trained_ids=trained_ids, refilled=refilled),
+        **censoring_metrics(_fates(groups, trained_ids)),
+    }
+
+
 def group_metrics(
-    groups: Sequence[TrajectoryGroup], *, dropped: int = 0, refilled: int = 0
+    groups: Sequence[TrajectoryGroup],
+    *,
+    trained_ids: Collection[str] | None = None,
+    refilled: int = 0,
 ) -> dict[str, float]:
     """``group/{zero_advantage_fraction,dropped,refilled}``.
 
-    A group has zero advantage where all its scored members earned the same. Groups without a
-    scored member are left out of the fraction.
+    A group has zero advantage where all its scored members earned the same, and is dropped where
+    none of its members entered the loss. Groups without a scored member are left out of the
+    fraction.
     """
-    rewards = [
-        [member.total_reward for member in group.trajectories if member.score is not None]
-        for group in groups
-    ]
-    flat = [min(values) == max(values) for values in rewards if values]
+    flat = [_is_flat(group) for group in groups if _scored(group)]
+    dropped = sum(not any(_is_trained(m, trained_ids) for m in _scored(group)) for group in groups)
     metrics: dict[str, float] = {"group/dropped": dropped, "group/refilled": refilled}
     if flat:
         metrics["group/zero_advantage_fraction"] = sum(flat) / len(flat)
@@ -78,6 +103,34 @@ def staleness_metrics(trajectories: Iterable[Trajectory], current_version: int) 
     if not len(flat):
         return {}
     return {"staleness/mean": float(flat.mean()), "staleness/max": float(flat.max())}
+
+
+def _fates(
+    groups: Sequence[TrajectoryGroup], trained_ids: Collection[str] | None
+) -> Iterator[tuple[Trajectory, Fate, str]]:
+    for group in groups:
+        why = "zero_variance" if _is_flat(group) else "group_dropped"
+        for member in group.trajectories:
+            if member.score is None:
+                yield member, Fate.MASKED, ""
+            elif _is_trained(member, trained_ids):
+                yield member, Fate.TRAINED, ""
+            else:
+                yield member, Fate.DROPPED, why
+        for attempt in group.discarded:
+            yield attempt, Fate.RETRIED, ""
+
+
+def _scored(group: TrajectoryGroup) -> list[Trajectory]:
+    return [member for member in group.trajectories if member.score is not None]
+
+
+def _is_trained(member: Trajectory, trained_ids: Collection[str] | None) -> bool:
+    return trained_ids is None or member.id in trained_ids
+
+
+def _is_flat(group: TrajectoryGroup) -> bool:
+    return len({member.total_reward for member in _scored(group)}) == 1
 
 
 def _outcomes(scored: Sequence[Trajectory]) -> dict[str, float]:

@@ -173,6 +173,11 @@ class RunDir:
         """JSON lines of a training step."""
         return self.path / "trajectories" / f"step_{step:06d}.jsonl"
 
+    @property
+    def tokenizer_path(self) -> Path:
+        """Folder of the tokenizer (``save_pretrained``): gives reports the text of tokens."""
+        return self.path / "tokenizer"
+
     def eval_path(self, step: int) -> Path:
         """JSON lines of the evaluation after ``step`` updates."""
         return self.path / "eval" / f"step_{step:06d}.jsonl"

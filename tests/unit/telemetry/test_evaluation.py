@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -17,7 +16,7 @@ from agentrl.telemetry.evaluation import (
     proportion_interval,
 )
 from agentrl.testing.run_data import make_trajectory
-from agentrl.types import StopReason, Task, Trajectory
+from agentrl.types import StopReason, Task, Trajectory, TrajectoryGroup
 
 
 def _samples(task_id: str, successes: list[bool | None], **tags: str) -> list[Trajectory]:
@@ -121,17 +120,31 @@ def test_failed_samples_are_left_out_and_counted() -> None:
     assert evaluate_strata(_samples("a", [None])) == []
 
 
-def test_flat_metrics_keep_environments_apart() -> None:
-    good = _samples("a", [True, True], level="1")
-    bad = [replace(item, env_id="other") for item in _samples("a", [False, False])]
-    metrics = evaluation_metrics(good + bad)
-    assert metrics["val/code_sandbox/success"] == 1.0
-    assert metrics["val/code_sandbox/success_low"] < 1.0
+def _groups(*members: list[Trajectory]) -> list[TrajectoryGroup]:
+    return [
+        TrajectoryGroup(
+            id=items[0].task.id,
+            task=items[0].task,
+            env_id="code_sandbox",
+            trajectories=items,
+            policy_version=0,
+        )
+        for items in members
+    ]
+
+
+def test_flat_metrics_hold_interval_strata_and_pass_at_k() -> None:
+    groups = _groups(_samples("a", [True, True], level="1"), _samples("b", [False, True, None]))
+    metrics = evaluation_metrics(groups, prefix="val/code_sandbox")
+    assert metrics["val/code_sandbox/success"] == 0.75
+    assert metrics["val/code_sandbox/success_low"] < 0.75
+    assert metrics["val/code_sandbox/success_high"] > 0.75
     assert metrics["val/code_sandbox/success/level=1"] == 1.0
     assert metrics["val/code_sandbox/pass@2"] == 1.0
-    assert metrics["val/other/success"] == 0.0
-    dead = [replace(item, env_id="dead") for item in _samples("a", [None])]
-    assert evaluation_metrics(dead, prefix="test") == {"test/dead/failed": 1}
+    assert metrics["val/code_sandbox/tasks"] == 2
+    assert metrics["val/code_sandbox/failed"] == 1
+    dead = _groups(_samples("a", [None]))
+    assert evaluation_metrics(dead, prefix="test/x") == {"test/x/failed": 1}
 
 
 def test_gain_is_paired_by_task() -> None:

@@ -5,7 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from agentrl.telemetry.metrics import group_metrics, staleness_metrics, trajectory_metrics
+from agentrl.telemetry.metrics import (
+    group_metrics,
+    rollout_metrics,
+    staleness_metrics,
+    trajectory_metrics,
+)
 from agentrl.testing.run_data import make_task, make_trajectory
 from agentrl.types import Score, StopReason, ToolStatus, Trajectory, TrajectoryGroup
 
@@ -82,24 +87,49 @@ def test_drift_and_wall_clock_limits_are_counted() -> None:
     assert metrics["wall_clock_limited"] == 2
 
 
-def _group(rewards: list[float | None]) -> TrajectoryGroup:
+def _group(rewards: list[float | None], discarded: int = 0) -> TrajectoryGroup:
+    failed = make_trajectory(seed=0, stop_reason=StopReason.ENV_ERROR, num_turns=1)
     members = [
-        make_trajectory(seed=0, stop_reason=StopReason.ENV_ERROR) if r is None else _scored(r)
-        for r in rewards
+        replace(failed if r is None else _scored(r), id=f"{rewards}/{i}")
+        for i, r in enumerate(rewards)
     ]
-    task = make_task(0)
-    return TrajectoryGroup(id="g", task=task, env_id="e", trajectories=members, policy_version=0)
+    return TrajectoryGroup(
+        id="g",
+        task=make_task(0),
+        env_id="e",
+        trajectories=members,
+        policy_version=0,
+        discarded=[failed] * discarded,
+    )
 
 
 def test_zero_advantage_ignores_failed_members_and_groups() -> None:
     groups = [_group([1.0, 1.0, None]), _group([1.0, 0.0]), _group([None, None])]
-    metrics = group_metrics(groups, dropped=2, refilled=1)
-    assert metrics == {
+    trained = {member.id for member in groups[1].trajectories}
+    assert group_metrics(groups, trained_ids=trained, refilled=1) == {
         "group/zero_advantage_fraction": 0.5,
         "group/dropped": 2,
         "group/refilled": 1,
     }
+    assert group_metrics(groups)["group/dropped"] == 1
     assert "group/zero_advantage_fraction" not in group_metrics([])
+
+
+def test_every_attempt_of_a_step_has_a_fate() -> None:
+    groups = [_group([1.0, 1.0, None]), _group([1.0, 0.0], discarded=2)]
+    trained = {member.id for member in groups[1].trajectories}
+    metrics = rollout_metrics(groups, trained_ids=trained)
+    prefix = "censoring/code_sandbox/tokens<=64"
+    assert {key: value for key, value in metrics.items() if key.startswith("censoring/")} == {
+        f"{prefix}/dropped/zero_variance": 2,
+        f"{prefix}/masked/env_error": 1,
+        f"{prefix}/retried/env_error": 2,
+        f"{prefix}/trained/terminated": 2,
+    }
+    assert metrics["trajectories/count"] == 7
+    assert metrics["trajectories/failed"] == 3
+    assert metrics["stop_reason/env_error"] == 3 / 7
+    assert metrics["reward/mean"] == 0.75
 
 
 def test_staleness_is_over_sampled_tokens() -> None:
