@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,12 +17,15 @@ class LossFn(Protocol):
     def __call__(
         self, logprobs: Tensor, entropy: Tensor | None, batch: Batch
     ) -> tuple[Tensor, dict[str, float]]:
-        """Return the loss and *sums* of metrics.
+        """Return the micro-batch's share of the loss and of the metrics.
+
+        Shares of all micro-batches add up to the mini-batch's value; metrics named ``*_max`` are
+        combined by maximum.
 
         Args:
-            logprobs: float32 [N], of each token at its own position (0 at the first of a row).
-            entropy: float32 [N] or None where the engine was not asked for it.
-            batch: the micro-batch; denominators stand in its rows or in the closure.
+            logprobs: float32 [N], of each trained token at its own position, 0 elsewhere.
+            entropy: float32 [N], nats, likewise; None where the engine was not asked for it.
+            batch: the micro-batch; denominators stand in its fields or in the closure.
         """
         ...
 
@@ -30,20 +33,35 @@ class LossFn(Protocol):
 class TrainEngine(Protocol):
     """Holds a policy in training precision.
 
-    The gradient of a mini-batch does not depend on how it is cut into micro-batches.
+    Tokens with ``loss_mask`` are scored; the gradient of a mini-batch does not depend on how it is
+    cut into micro-batches.
     """
 
+    num_updates: int
+    """Optimizer steps taken."""
+    num_skipped: int
+    """Optimizer steps left out because the gradient was not finite."""
+
     def train_mini_batch(
-        self, batch: Batch, loss_fn: LossFn, *, tokens_per_micro_batch: int
+        self,
+        batch: Batch,
+        loss_fn: LossFn,
+        *,
+        tokens_per_micro_batch: int,
+        with_entropy: bool = False,
     ) -> dict[str, float]:
         """Accumulate gradients over micro-batches, clip, step. Returns metrics.
 
-        A non-finite gradient skips the step and is reported as ``skipped`` = 1.
+        A non-finite gradient skips the step and is reported as ``skipped`` = 1. A batch without
+        any trained token changes nothing.
         """
         ...
 
     def infer_batch(self, batch: Batch, *, tokens_per_micro_batch: int) -> Tensor:
-        """Return log-probabilities after temperature, float32 [N], without gradients."""
+        """Return log-probabilities after temperature, float32 [N], without gradients.
+
+        Like those of :class:`LossFn`, 0 where ``loss_mask`` is False.
+        """
         ...
 
     def export_params(self) -> Iterator[tuple[str, Tensor]]:
@@ -51,11 +69,18 @@ class TrainEngine(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that resuming needs: weights, optimizer, schedule, RNG."""
+        """Return everything that resuming needs: weights, optimizer, schedule, RNG.
+
+        Nested dictionaries of tensors and plain JSON values.
+        """
         ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Undo :meth:`state_dict`, bit for bit."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Undo :meth:`state_dict`, bit for bit.
+
+        Raises:
+            CheckpointError: the state belongs to another model.
+        """
         ...
 
     def export_pretrained(self, directory: Path) -> None:

@@ -1,0 +1,232 @@
+"""The training engine: one process that holds the whole model.
+
+Parameters, gradients and optimizer state live in one place; with several ranks the same engine
+shards them, with the same results.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentrl.batch import Batch
+from agentrl.dist.config import ActorConfig, Precision
+from agentrl.dist.determinism import require_deterministic_kernels
+from agentrl.dist.engine import LossFn
+from agentrl.dist.micro_batch import plan_micro_batches
+from agentrl.dist.optimizer import build_adamw, load_optimizer_state, optimizer_state
+from agentrl.dist.schedule import learning_rate
+from agentrl.dist.scoring import TokenScorer
+from agentrl.errors import CheckpointError
+
+
+class FSDPEngine:
+    """A :class:`~agentrl.dist.engine.TrainEngine` over a causal language model of transformers.
+
+    Args:
+        model: an ``AutoModelForCausalLM`` in float32, on the device to train on.
+        tokenizer: saved beside exported weights; None exports weights alone.
+        config: optimizer and precision.
+        temperature: of the sampled distribution whose log-probabilities are computed.
+        total_updates: optimizer steps of the whole run, where the schedule needs them.
+        deterministic: same inputs, same bits (on one machine and number of threads).
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        config: ActorConfig,
+        *,
+        temperature: float = 1.0,
+        total_updates: int | None = None,
+        deterministic: bool = True,
+    ) -> None:
+        if deterministic:
+            require_deterministic_kernels()
+        self.model = model
+        self.tokenizer = tokenizer
+        # Dropout must be off: log-probabilities are compared with those of the rollout engine.
+        model.eval()
+        self._config = config
+        self._total_updates = total_updates
+        self._scorer = TokenScorer(model, temperature=temperature)
+        self._optimizer = build_adamw(model, config)
+        self.num_updates = 0
+        """Optimizer steps taken."""
+        self.num_skipped = 0
+        """Optimizer steps left out because the gradient was not finite."""
+        _ = self.learning_rate  # refuses a schedule that cannot work before anything is trained
+
+    @property
+    def learning_rate(self) -> float:
+        """Rate of the next optimizer step."""
+        return learning_rate(
+            self._config, num_updates=self.num_updates, total_updates=self._total_updates
+        )
+
+    def train_mini_batch(
+        self,
+        batch: Batch,
+        loss_fn: LossFn,
+        *,
+        tokens_per_micro_batch: int,
+        with_entropy: bool = False,
+    ) -> dict[str, float]:
+        """Accumulate gradients over micro-batches, clip, step.
+
+        Returns:
+            The summed metrics of ``loss_fn`` (``*_max``: their maximum), and ``grad_norm``
+            (before clipping), ``lr``, ``micro_batches``, ``skipped``. A gradient that is not
+            finite leaves weights, optimizer and schedule as they were, with ``skipped`` = 1. A
+            batch without any trained token changes nothing (``micro_batches`` = 0).
+        """
+        metrics: dict[str, float] = {}
+        num_micro_batches = 0
+        for part, _ in self._micro_batches(batch, tokens_per_micro_batch):
+            with self._autocast():
+                logprobs, entropy = self._scorer(part, with_entropy=with_entropy)
+            loss, found = loss_fn(logprobs, entropy, _to_device(part, logprobs.device))
+            loss.backward()
+            _merge(metrics, found)
+            num_micro_batches += 1
+        metrics["micro_batches"] = num_micro_batches
+        if num_micro_batches:
+            metrics |= self._apply_gradient()
+        return metrics
+
+    @torch.no_grad()
+    def infer_batch(self, batch: Batch, *, tokens_per_micro_batch: int) -> Tensor:
+        """Return log-probabilities after temperature, float32 [N] on the CPU.
+
+        0 where ``loss_mask`` is False.
+        """
+        out = torch.zeros(batch.num_tokens)
+        for part, rows in self._micro_batches(batch, tokens_per_micro_batch):
+            with self._autocast():
+                logprobs, _ = self._scorer(part, with_entropy=False)
+            spans = [range(int(batch.cu_seqlens[r]), int(batch.cu_seqlens[r + 1])) for r in rows]
+            out[torch.tensor([i for span in spans for i in span])] = logprobs.cpu()
+        return out
+
+    def export_params(self) -> Iterator[tuple[str, Tensor]]:
+        """Stream parameters and persistent buffers by their names in ``state_dict``.
+
+        Tied tensors come once, under the first of their names. The tensors are the live ones: a
+        receiver that keeps them must copy.
+        """
+        seen: set[int] = set()
+        for name, value in self.model.state_dict(keep_vars=True).items():
+            if id(value) not in seen:
+                seen.add(id(value))
+                yield name, value.detach()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a copy, on the CPU, of everything that resuming needs."""
+        rng: dict[str, Any] = {"cpu": torch.get_rng_state()}
+        if self.model.device.type == "cuda":
+            rng["cuda"] = torch.cuda.get_rng_state(self.model.device)
+        return {
+            "model": {name: value.to("cpu", copy=True) for name, value in self.export_params()},
+            "optimizer": optimizer_state(self._optimizer, self.model),
+            "num_updates": self.num_updates,
+            "num_skipped": self.num_skipped,
+            "rng": rng,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Undo :meth:`state_dict`, bit for bit.
+
+        Raises:
+            CheckpointError: the state belongs to another model.
+        """
+        own = dict(self.export_params())
+        _check_same_tensors(own, state["model"])
+        with torch.no_grad():
+            for name, value in own.items():
+                value.copy_(state["model"][name])
+        load_optimizer_state(self._optimizer, self.model, state["optimizer"])
+        self.num_updates = int(state["num_updates"])
+        self.num_skipped = int(state["num_skipped"])
+        torch.set_rng_state(state["rng"]["cpu"])
+        if self.model.device.type == "cuda" and "cuda" in state["rng"]:
+            torch.cuda.set_rng_state(state["rng"]["cuda"], self.model.device)
+
+    def export_pretrained(self, directory: Path) -> None:
+        """Write weights, configuration and tokenizer as transformers loads them."""
+        self.model.save_pretrained(directory)
+        if self.tokenizer is not None:
+            self.tokenizer.save_pretrained(directory)
+
+    def _micro_batches(
+        self, batch: Batch, tokens_per_micro_batch: int
+    ) -> Iterator[tuple[Batch, list[int]]]:
+        """Yield parts of ``batch`` and their row indices, without rows that train nothing."""
+        trained = torch.zeros(batch.num_rows, dtype=torch.int64).index_add(
+            0, batch.row_of_token, batch.tokens["loss_mask"].long()
+        )
+        rows = trained.nonzero().squeeze(1).tolist()
+        lengths = batch.lengths[rows].tolist()
+        for plan in plan_micro_batches(lengths, tokens_per_micro_batch):
+            chosen = [rows[index] for index in plan]
+            yield batch.select(chosen), chosen
+
+    def _apply_gradient(self) -> dict[str, float]:
+        lr = self.learning_rate
+        limit = self._config.grad_clip or math.inf
+        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit))
+        finite = math.isfinite(norm)
+        if finite:
+            for group in self._optimizer.param_groups:
+                group["lr"] = lr
+            self._optimizer.step()
+            self.num_updates += 1
+        else:
+            self.num_skipped += 1
+        self._optimizer.zero_grad(set_to_none=True)
+        return {"grad_norm": norm, "lr": lr, "skipped": float(not finite)}
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return torch.autocast(
+            self.model.device.type,
+            dtype=torch.bfloat16,
+            enabled=self._config.precision is Precision.bf16,
+        )
+
+
+def _to_device(batch: Batch, device: torch.device) -> Batch:
+    """Move the token fields; the layout stays on the CPU, where it is read."""
+    return Batch(
+        batch.cu_seqlens,
+        {name: value.to(device) for name, value in batch.tokens.items()},
+        {name: value.to(device) for name, value in batch.rows.items()},
+    )
+
+
+def _merge(total: dict[str, float], found: Mapping[str, float]) -> None:
+    for name, value in found.items():
+        if name.endswith("_max"):
+            total[name] = max(total.get(name, value), value)
+        else:
+            total[name] = total.get(name, 0.0) + value
+
+
+def _check_same_tensors(own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    if own.keys() != saved.keys():
+        missing, unknown = sorted(own.keys() - saved.keys()), sorted(saved.keys() - own.keys())
+        raise CheckpointError(
+            f"the checkpoint belongs to another model: it lacks {missing[:3]} "
+            f"({len(missing)} in all) and has unknown {unknown[:3]} ({len(unknown)} in all)"
+        )
+    for name, value in own.items():
+        if saved[name].shape != value.shape or saved[name].dtype != value.dtype:
+            raise CheckpointError(
+                f"the checkpoint belongs to another model: {name!r} is {saved[name].dtype} "
+                f"{tuple(saved[name].shape)}, the model's is {value.dtype} {tuple(value.shape)}"
+            )

@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from agentrl.algo.loss import PolicyLoss
+from agentrl.batch import Batch
+from agentrl.dist.config import ActorConfig, Precision, Schedule
+from agentrl.dist.engines.fsdp import FSDPEngine
+from agentrl.errors import CheckpointError, ConfigError
+
+Make = Callable[..., Any]
+BIG = 10_000
+
+
+def _loss(batch: Batch) -> PolicyLoss:
+    return PolicyLoss(num_tokens=int(batch.tokens["loss_mask"].sum()))
+
+
+def _step(engine: FSDPEngine, batch: Batch, budget: int = BIG) -> dict[str, float]:
+    return engine.train_mini_batch(
+        batch, _loss(batch), tokens_per_micro_batch=budget, with_entropy=True
+    )
+
+
+def _weights(engine: FSDPEngine) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in engine.export_params()}
+
+
+def _assert_same(one: Any, other: Any) -> None:
+    """Equal, bit for bit, all the way down."""
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for name in one:
+            _assert_same(one[name], other[name])
+    elif isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype and torch.equal(one, other)
+    else:
+        assert one == other
+
+
+def test_a_step_raises_the_probability_of_what_had_an_advantage(
+    tiny_model: Make, ragged_batch: Make
+) -> None:
+    batch = ragged_batch()
+    engine = FSDPEngine(tiny_model(), None, ActorConfig(lr=1e-2))
+    before = engine.infer_batch(batch, tokens_per_micro_batch=BIG)
+    batch.tokens["old_logprobs"] = before
+    metrics = _step(engine, batch)
+    gain = engine.infer_batch(batch, tokens_per_micro_batch=BIG) - before
+    assert float((gain * batch.tokens["advantages"] * batch.tokens["loss_mask"]).sum()) > 0
+    assert metrics["ratio_max"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["grad_norm"] > 0 and metrics["skipped"] == 0
+    assert (engine.num_updates, engine.num_skipped) == (1, 0)
+
+
+# With a huge epsilon AdamW's first step is the gradient itself, times lr / eps.
+DESCENT = ActorConfig(lr=1e3, eps=1e3, grad_clip=0.0)
+
+
+@pytest.mark.parametrize("budget", [1, 40, 64])
+def test_the_gradient_does_not_depend_on_micro_batches(
+    tiny_model: Make, ragged_batch: Make, budget: int
+) -> None:
+    batch = ragged_batch()
+    whole, split = (FSDPEngine(tiny_model(), None, DESCENT) for _ in range(2))
+    metrics = _step(whole, batch), _step(split, batch, budget)
+    for name, value in split.export_params():
+        torch.testing.assert_close(value, _weights(whole)[name], atol=1e-6, rtol=0)
+    assert metrics[0]["micro_batches"] == 1 and metrics[1]["micro_batches"] > 1
+    for name in ("loss", "kl", "entropy", "grad_norm", "ratio_max", "pg_clipfrac"):
+        assert metrics[1][name] == pytest.approx(metrics[0][name], abs=1e-5), name
+
+
+def test_the_gradient_does_not_depend_on_the_order_of_rows(
+    tiny_model: Make, ragged_batch: Make
+) -> None:
+    batch = ragged_batch()
+    straight, shuffled = (FSDPEngine(tiny_model(), None, DESCENT) for _ in range(2))
+    _step(straight, batch)
+    _step(shuffled, batch.select([4, 2, 0, 5, 3, 1]), 64)
+    for name, value in shuffled.export_params():
+        torch.testing.assert_close(value, _weights(straight)[name], atol=1e-6, rtol=0)
+
+
+def test_the_gradient_is_clipped_to_the_norm_asked_for(
+    tiny_model: Make, ragged_batch: Make
+) -> None:
+    before = _weights(FSDPEngine(tiny_model(), None, DESCENT))
+    config = ActorConfig(lr=1e3, eps=1e3, grad_clip=0.01)
+    engine = FSDPEngine(tiny_model(), None, config)
+    metrics = _step(engine, ragged_batch())
+    moved = torch.cat([(v - before[n]).flatten() for n, v in engine.export_params()])
+    assert metrics["grad_norm"] > 0.05  # as it was before clipping
+    assert float(moved.norm()) == pytest.approx(0.01, rel=0.01)
+
+
+def test_rerun_gives_the_same_bits(tiny_model: Make, ragged_batch: Make) -> None:
+    def run() -> dict[str, Any]:
+        engine = FSDPEngine(tiny_model(), None, ActorConfig(lr=1e-2))
+        for seed in range(4):
+            _step(engine, ragged_batch(seed), 64)
+        return engine.state_dict()
+
+    _assert_same(run(), run())
+
+
+def test_resumed_training_is_the_same_bits_as_unbroken(
+    tiny_model: Make, ragged_batch: Make
+) -> None:
+    config = ActorConfig(lr=1e-2, schedule=Schedule.cosine, warmup_steps=2, weight_decay=0.1)
+
+    def engine(seed: int) -> FSDPEngine:
+        return FSDPEngine(tiny_model(seed), None, config, total_updates=6)
+
+    unbroken = engine(0)
+    for step in range(3):
+        _step(unbroken, ragged_batch(step))
+    saved = unbroken.state_dict()
+    noise = torch.rand(3)  # drawn from the restored generator as well
+    rates = [_step(unbroken, ragged_batch(step))["lr"] for step in range(3, 6)]
+
+    resumed = engine(1)
+    resumed.load_state_dict(saved)
+    assert torch.equal(torch.rand(3), noise)
+    again = [_step(resumed, ragged_batch(step))["lr"] for step in range(3, 6)]
+    assert again == rates and len(set(rates)) == 3
+    _assert_same(resumed.state_dict(), unbroken.state_dict())
+
+
+def test_the_saved_state_is_a_copy(tiny_model: Make, ragged_batch: Make) -> None:
+    engine = FSDPEngine(tiny_model(), None, ActorConfig(lr=1e-2))
+    _step(engine, ragged_batch())
+    saved = engine.state_dict()
+    before = {name: value.clone() for name, value in saved["optimizer"]["exp_avg"].items()}
+    _step(engine, ragged_batch(1))
+    _assert_same(saved["optimizer"]["exp_avg"], before)
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(
+    tiny_model: Make, ragged_batch: Make
+) -> None:
+    engine = FSDPEngine(tiny_model(), None, ActorConfig(lr=1e-2, warmup_steps=10))
+    _step(engine, ragged_batch())
+    before = engine.state_dict()
+    poisoned = ragged_batch(1)
+    poisoned.tokens["advantages"][poisoned.tokens["loss_mask"].nonzero()[3]] = float("nan")
+    metrics = _step(engine, poisoned)
+    assert metrics["skipped"] == 1.0
+    after = engine.state_dict()
+    assert after.pop("num_skipped") == before.pop("num_skipped") + 1
+    _assert_same(after, before)
+    healthy = _step(engine, ragged_batch(2))
+    assert healthy["skipped"] == 0.0
+    assert all(bool(value.isfinite().all()) for _, value in engine.export_params())
+
+
+def test_nothing_to_train_changes_nothing(tiny_model: Make, ragged_batch: Make) -> None:
+    engine = FSDPEngine(tiny_model(), None, ActorConfig(lr=1e-2))
+    _step(engine, ragged_batch())
+    before = engine.state_dict()
+    empty = ragged_batch(1)
+    empty.tokens["loss_mask"][:] = False
+    assert _step(engine, empty) == {"micro_batches": 0}
+    _assert_same(engine.state_dict(), before)
+    assert not engine.infer_batch(empty, tokens_per_micro_batch=BIG).any()
+
+
+def test_weight_decay_spares_norms(tiny_model: Make, ragged_batch: Make) -> None:
+    batch = ragged_batch()
+    batch.tokens["advantages"][:] = 0.0  # no gradient: only the decay moves anything
+    before = _weights(FSDPEngine(tiny_model(), None, ActorConfig()))
+    engine = FSDPEngine(tiny_model(), None, ActorConfig(lr=0.1, weight_decay=0.5))
+    _step(engine, batch)
+    for name, value in engine.export_params():
+        factor = 1.0 if value.ndim < 2 else 1 - 0.1 * 0.5
+        torch.testing.assert_close(value, before[name] * factor, msg=name)
+
+
+def test_tied_tensors_are_exported_once_under_the_name_of_the_saved_file(
+    tiny_model: Make, tmp_path: Path
+) -> None:
+    for tied in (True, False):
+        engine = FSDPEngine(tiny_model(tied=tied), None, ActorConfig())
+        names = [name for name, _ in engine.export_params()]
+        assert len(names) == len(set(names))
+        engine.export_pretrained(tmp_path / str(tied))
+        assert set(names) == set(load_file(tmp_path / str(tied) / "model.safetensors"))
+        assert ("lm_head.weight" in names) is not tied
+
+
+def test_an_exported_model_gives_the_same_logits(
+    tiny_model: Make, ragged_batch: Make, tmp_path: Path
+) -> None:
+    engine = FSDPEngine(tiny_model(), None, ActorConfig(lr=1e-2))
+    _step(engine, ragged_batch())
+    engine.export_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        assert torch.equal(loaded(input_ids=ids).logits, engine.model(input_ids=ids).logits)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "qwen3"
+
+
+def test_a_state_of_another_model_is_refused_by_name(tiny_model: Make) -> None:
+    engine = FSDPEngine(tiny_model(), None, ActorConfig())
+    before = engine.state_dict()
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight"):
+        engine.load_state_dict(FSDPEngine(tiny_model(tied=False), None, ActorConfig()).state_dict())
+    other = engine.state_dict()
+    other["model"]["model.norm.weight"] = torch.zeros(7)
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight.*\(7,\)"):
+        engine.load_state_dict(other)
+    _assert_same(engine.state_dict(), before)
+
+
+def test_a_falling_schedule_without_an_end_is_refused_before_training(tiny_model: Make) -> None:
+    with pytest.raises(ConfigError, match="total_updates"):
+        FSDPEngine(tiny_model(), None, ActorConfig(schedule=Schedule.linear))
+
+
+def test_bf16_stays_near_fp32_and_keeps_float32_weights(
+    tiny_model: Make, ragged_batch: Make
+) -> None:
+    batch = ragged_batch()
+    exact = FSDPEngine(tiny_model(), None, ActorConfig())
+    half = FSDPEngine(tiny_model(), None, ActorConfig(lr=1e-3, precision=Precision.bf16))
+    want = exact.infer_batch(batch, tokens_per_micro_batch=BIG)
+    got = half.infer_batch(batch, tokens_per_micro_batch=BIG)
+    assert 0 < float((got - want).abs().max()) < 0.05
+    assert _step(half, batch)["skipped"] == 0.0
+    assert {value.dtype for _, value in half.export_params()} == {torch.float32}

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import CohereConfig, CohereForCausalLM
+
+import agentrl.dist.scoring as scoring
+from agentrl.batch import Batch
+from agentrl.dist.scoring import TokenScorer
+
+Make = Callable[..., Any]
+
+
+def _by_full_logits(model: Any, batch: Batch, temperature: float) -> tuple[list[float], ...]:
+    """One row at a time through the whole model, in float64 after the logits."""
+    logprobs, entropies = [], []
+    for row in range(batch.num_rows):
+        ids = batch.select([row]).tokens["ids"]
+        logits = model(input_ids=ids[None]).logits[0].double() / temperature
+        log_softmax = logits.log_softmax(-1)
+        for position in range(len(ids)):
+            trained = bool(batch.select([row]).tokens["loss_mask"][position])
+            distribution = log_softmax[position - 1]
+            logprobs.append(float(distribution[ids[position]]) if trained else 0.0)
+            entropies.append(float(-(distribution.exp() * distribution).sum()) if trained else 0.0)
+    return logprobs, entropies
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("tied", [True, False])
+def test_equals_the_whole_model_row_by_row(
+    tiny_model: Make, ragged_batch: Make, temperature: float, tied: bool
+) -> None:
+    model, batch = tiny_model(tied=tied).eval(), ragged_batch()
+    with torch.no_grad():
+        logprobs, entropies = TokenScorer(model, temperature=temperature)(batch, with_entropy=True)
+        want = _by_full_logits(model, batch, temperature)
+    assert logprobs.tolist() == pytest.approx(want[0], abs=1e-5)
+    assert entropies is not None
+    assert entropies.tolist() == pytest.approx(want[1], abs=1e-5)
+
+
+def test_chunks_of_logits_change_neither_values_nor_gradients(
+    tiny_model: Make, ragged_batch: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = ragged_batch()
+
+    def run() -> tuple[torch.Tensor, torch.Tensor]:
+        model = tiny_model().eval()
+        logprobs, entropy = TokenScorer(model, temperature=0.9)(batch, with_entropy=True)
+        assert entropy is not None
+        (logprobs.sum() + entropy.square().sum()).backward()
+        gradients = [value.grad.flatten() for value in model.parameters()]
+        return logprobs.detach(), torch.cat(gradients)
+
+    whole = run()
+    monkeypatch.setattr(scoring, "MAX_LOGITS", 97 * 4)  # four positions at a time
+    chunked = run()
+    torch.testing.assert_close(chunked[0], whole[0], atol=1e-6, rtol=0)
+    torch.testing.assert_close(chunked[1], whole[1], atol=1e-5, rtol=1e-5)
+
+
+def test_a_family_that_scales_its_logits_is_scored_as_it_generates(ragged_batch: Make) -> None:
+    torch.manual_seed(0)
+    model = CohereForCausalLM(
+        CohereConfig(
+            vocab_size=97,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            logit_scale=4.0,
+            bos_token_id=1,
+            eos_token_id=2,
+            pad_token_id=0,
+        )
+    ).eval()
+    batch = ragged_batch()
+    with torch.no_grad():
+        logprobs, _ = TokenScorer(model, temperature=1.0)(batch, with_entropy=False)
+        want, _ = _by_full_logits(model, batch, 1.0)
+    assert logprobs.tolist() == pytest.approx(want, abs=1e-4)
+
+
+def test_training_the_first_token_of_a_row_is_refused(tiny_model: Make, ragged_batch: Make) -> None:
+    batch = ragged_batch()
+    batch.tokens["loss_mask"][12] = True
+    with pytest.raises(ValueError, match="first token"):
+        TokenScorer(tiny_model(), temperature=1.0)(batch, with_entropy=False)
