@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from agentrl_sandboxes.local.backend import LocalBackend
+from agentrl_sandboxes.local.unsafe import UnsafeBackend
 
-__all__ = ["LocalBackend"]
+__all__ = ["LocalBackend", "UnsafeBackend"]

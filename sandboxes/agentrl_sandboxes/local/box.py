@@ -58,6 +58,19 @@ class LocalSandbox:
         self._closing: asyncio.Task[None] | None = None
         self._dead: str | None = None
 
+    @property
+    def ended(self) -> bool:
+        """Whether an idle box has died or been closed; peeks at the channel without waiting."""
+        if self._dead is not None:
+            return True
+        try:
+            self._channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True  # it says nothing unasked but its goodbye
+
     async def hello(self, timeout_s: float) -> dict[str, Any]:
         """Wait until the box is set up; return what it read back about itself.
 

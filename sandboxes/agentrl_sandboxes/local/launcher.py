@@ -55,7 +55,9 @@ def find_python() -> str:
     return str(system) if system.exists() else os.path.realpath(sys.executable)
 
 
-def build_command(bwrap: str, python: str, files: dict[str, int], control_fd: int) -> list[str]:
+def build_command(
+    bwrap: str, python: str, files: dict[str, int], control_fd: int, info_fd: int
+) -> list[str]:
     """The command that starts the zygote in a read-only root of its own."""
     command = [
         bwrap,
@@ -75,10 +77,15 @@ def build_command(bwrap: str, python: str, files: dict[str, int], control_fd: in
     if not python.startswith("/usr/"):
         prefix = os.path.realpath(sys.base_prefix)
         command += ["--ro-bind", prefix, prefix, "--setenv", "LD_LIBRARY_PATH", f"{prefix}/lib"]
-    command += "--proc /proc --dev /dev --dir /tmp --dir /box".split()
+    # Every mount is copied for every box, so there are few: no terminals, and plain files for
+    # our own programs. Shared memory goes to the box's own scratch directory.
+    command += "--proc /proc --dir /dev --symlink /tmp /dev/shm --symlink /proc/self/fd /dev/fd".split()
+    for name in ("null", "zero", "full", "random", "urandom"):
+        command += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
+    command += "--dir /tmp --dir /box".split()
     for target, fd in files.items():
-        command += ["--ro-bind-data", str(fd), target]
-    command += "--remount-ro /dev --remount-ro / --chdir / --cap-drop ALL --".split()
+        command += ["--file", str(fd), target]
+    command += f"--info-fd {info_fd} --remount-ro / --chdir / --cap-drop ALL --".split()
     return [*command, python, "-S", "-s", "/agentrl/zygote.py", str(control_fd)]
 
 
@@ -102,7 +109,9 @@ class ZygoteProcess:
         self._thread = threading.Thread(
             target=self._live, name="agentrl-sandbox-zygote", daemon=True
         )
-        self.pid = 0
+        self._info, self._far_info = os.pipe()
+        self.inner_pid = 0
+        """Process id, as seen from here, of the zygote itself."""
 
     async def start(self, timeout_s: float) -> None:
         """Start and wait until it serves.
@@ -125,6 +134,8 @@ class ZygoteProcess:
         if not ready:
             await self.stop()
             raise SandboxUnavailable(explain_failure(self.last_words()))
+        # bubblewrap wrote it before it ran the zygote.
+        self.inner_pid = int(json.loads(os.read(self._info, 4096))["child-pid"])
 
     def last_words(self) -> str:
         """What it wrote to stderr last."""
@@ -174,13 +185,16 @@ class ZygoteProcess:
             pass
 
     async def stop(self) -> None:
-        """End it and with it every box; return when its process is reaped."""
+        """End it and with it every box; return when its process is reaped. Idempotent."""
         self._control.close()
         deadline = asyncio.get_running_loop().time() + _STOP_S
         while self._thread.is_alive():
             if asyncio.get_running_loop().time() > deadline and self._process is not None:
                 self._process.kill()
             await asyncio.sleep(0.005)
+        if self._info >= 0:
+            os.close(self._info)
+            self._info = -1
 
     def _live(self) -> None:
         sources = {f"/agentrl/{name}.py": (_INSIDE / f"{name}.py").read_bytes() for name in _SHIPPED}
@@ -193,12 +207,12 @@ class ZygoteProcess:
             {"user": _NOBODY, "group": _NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
         )
         try:
-            self._process = subprocess.Popen(  # noqa: S603 - our own command line
-                build_command(self._bwrap, self._python, files, far_fd),
+            self._process = subprocess.Popen(
+                build_command(self._bwrap, self._python, files, far_fd, self._far_info),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                pass_fds=(*files.values(), far_fd),
+                pass_fds=(*files.values(), far_fd, self._far_info),
                 env={},
                 cwd="/",
                 **identity,
@@ -208,9 +222,9 @@ class ZygoteProcess:
             return
         finally:
             self._far_control.close()
+            os.close(self._far_info)
             for fd in files.values():
                 os.close(fd)
-        self.pid = self._process.pid
         assert self._process.stderr is not None  # it was asked for
         with self._process.stderr as stderr:
             while chunk := os.read(stderr.fileno(), 65536):

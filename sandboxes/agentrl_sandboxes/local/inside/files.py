@@ -50,7 +50,7 @@ def _split(path: str, work: str, scratch: str) -> tuple[str, str]:
     return work, path
 
 
-class _open:  # noqa: N801 - used like a function
+class _open:
     """Context manager: an unbuffered regular file beneath a root."""
 
     def __init__(self, root: str, relative: str, flags: int) -> None:
@@ -65,7 +65,7 @@ class _open:  # noqa: N801 - used like a function
             raise OSError(errno.EINVAL, "not a regular file")
         self._file = os.fdopen(self._fd, "wb" if flags & os.O_CREAT else "rb")
 
-    def __enter__(self):  # noqa: ANN204
+    def __enter__(self):
         return self._file
 
     def __exit__(self, *_: object) -> None:

@@ -1,0 +1,147 @@
+"""`isolation=none`: the same protocol over a plain process. Chosen by name only.
+
+Code can read and delete every file of the user, use the network and outlive its box by leaving
+its process group. Only per-process limits and a kill of the group hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+from agentrl.errors import SandboxError
+from agentrl.sandbox.base import SandboxLimits, SandboxReport
+from agentrl_sandboxes.local.box import LocalSandbox
+
+_MAIN = Path(__file__).parent / "inside" / "plain.py"
+_CREATE_S = 20.0
+_EXIT_S = 5.0
+_WARNING = (
+    "isolation=none: code written by the model runs as an ordinary process of this user, with "
+    "its files and its network. Use it for code you trust; `local` isolates."
+)
+
+
+class UnsafeBackend:
+    """Plain processes with resource limits, no isolation; warns at every start."""
+
+    def __init__(self) -> None:
+        self._boxes: dict[int, LocalSandbox] = {}
+        self._ids = itertools.count(1)
+        self._threads: ThreadPoolExecutor | None = None
+
+    async def start(self) -> None:
+        """Warn; there is nothing to prepare."""
+        warnings.warn(_WARNING, RuntimeWarning, stacklevel=2)
+        self._threads = ThreadPoolExecutor(2, "agentrl-unsafe-sandbox")
+
+    async def create(self, limits: SandboxLimits) -> LocalSandbox:
+        """Start one process with a new temporary directory."""
+        if self._threads is None:
+            raise SandboxError("the sandbox backend is not started, or closed")
+        loop = asyncio.get_running_loop()
+        near, far = socket.socketpair()
+        near.setblocking(False)
+        folder = Path(tempfile.mkdtemp(prefix="agentrl-unsafe-"))
+        try:
+            process = await loop.run_in_executor(self._threads, _spawn, far, limits, folder)
+        except OSError as error:
+            near.close()
+            shutil.rmtree(folder, ignore_errors=True)
+            raise SandboxError(f"no process could be started: {error}") from None
+        finally:
+            far.close()
+        threads, box_id = self._threads, next(self._ids)
+
+        async def release() -> None:
+            await loop.run_in_executor(threads, _end, process, folder)
+            self._boxes.pop(box_id, None)
+
+        # Closing the channel ends it: the supervisor kills its children's groups, then itself.
+        box = LocalSandbox(
+            near,
+            limits,
+            kill=lambda: _shut(near),
+            release=release,
+            has_witness=False,
+        )
+        self._boxes[box_id] = box
+        try:
+            await box.hello(_CREATE_S)
+        except BaseException:
+            await box.close()
+            raise
+        return box
+
+    async def close(self) -> None:
+        """Close every box."""
+        await asyncio.gather(*(box.close() for box in list(self._boxes.values())))
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
+
+    def report(self) -> SandboxReport:
+        """No isolation; limits per process only."""
+        return SandboxReport(
+            backend="none",
+            limits={
+                "wall": "supervisor",
+                "cpu": "RLIMIT_CPU per process",
+                "memory": "RLIMIT_AS per process",
+                "output": "supervisor",
+                "processes": "not limited",
+                "disk": "RLIMIT_FSIZE per file",
+            },
+            warnings=(_WARNING,),
+        )
+
+
+def _spawn(far: socket.socket, limits: SandboxLimits, folder: Path) -> subprocess.Popen[bytes]:
+    work, scratch = folder / "work", folder / "scratch"
+    work.mkdir()
+    scratch.mkdir()
+    arguments = [str(far.fileno()), json.dumps(asdict(limits)), str(work), str(scratch)]
+    return subprocess.Popen(
+        [sys.executable, "-s", str(_MAIN), *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=(far.fileno(),),
+        cwd=work,
+        start_new_session=True,
+        env={
+            "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "HOME": str(work),
+            "TMPDIR": str(scratch),
+            "LANG": "C.UTF-8",
+            "PYTHONHASHSEED": "0",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
+    )
+
+
+def _shut(channel: socket.socket) -> None:
+    try:
+        channel.shutdown(socket.SHUT_WR)
+    except OSError:
+        pass
+
+
+def _end(process: subprocess.Popen[bytes], folder: Path) -> None:
+    try:
+        process.wait(_EXIT_S)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    shutil.rmtree(folder, ignore_errors=True)
