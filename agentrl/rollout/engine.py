@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from agentrl.types import GenerateRequest, Generation
@@ -47,6 +47,14 @@ class RolloutEngine(Protocol):
 
         Raises:
             EngineError: a tensor is missing, unknown, of another shape, or not finite.
+        """
+        ...
+
+    def served_params(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the weights that are being sampled, in the dtype served, tied ones once.
+
+        Under the names and in the layout of :meth:`update_weights`, read from where the engine
+        keeps them: a weight sync compares checksums with what was sent.
         """
         ...
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from agentrl.batch import Batch
-from agentrl.dist.config import ActorConfig, Precision
+from agentrl.dist.config import OptimizerConfig, Precision
 from agentrl.dist.determinism import require_deterministic_kernels
 from agentrl.dist.engine import LossFn
 from agentrl.dist.micro_batch import plan_micro_batches
@@ -32,7 +32,8 @@ class FSDPEngine:
     Args:
         model: an ``AutoModelForCausalLM`` in float32, on the device to train on.
         tokenizer: saved beside exported weights; None exports weights alone.
-        config: optimizer and precision.
+        optimizer: learning rate, its schedule, clipping (an ``ActorConfig`` is one).
+        precision: of forward and backward.
         temperature: of the sampled distribution whose log-probabilities are computed.
         total_updates: optimizer steps of the whole run, where the schedule needs them.
         deterministic: same inputs, same bits (on one machine and number of threads).
@@ -42,8 +43,9 @@ class FSDPEngine:
         self,
         model: Any,
         tokenizer: Any,
-        config: ActorConfig,
+        optimizer: OptimizerConfig,
         *,
+        precision: Precision = Precision.fp32,
         temperature: float = 1.0,
         total_updates: int | None = None,
         deterministic: bool = True,
@@ -54,10 +56,11 @@ class FSDPEngine:
         self.tokenizer = tokenizer
         # Dropout must be off: log-probabilities are compared with those of the rollout engine.
         model.eval()
-        self._config = config
+        self._config = optimizer
+        self._precision = precision
         self._total_updates = total_updates
         self._scorer = TokenScorer(model, temperature=temperature)
-        self._optimizer = build_adamw(model, config)
+        self._optimizer = build_adamw(model, optimizer)
         self.num_updates = 0
         """Optimizer steps taken."""
         self.num_skipped = 0
@@ -196,7 +199,7 @@ class FSDPEngine:
         return torch.autocast(
             self.model.device.type,
             dtype=torch.bfloat16,
-            enabled=self._config.precision is Precision.bf16,
+            enabled=self._precision is Precision.bf16,
         )
 
 

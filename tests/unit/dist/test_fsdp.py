@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.algo.loss import PolicyLoss
 from agentrl.batch import Batch
-from agentrl.dist.config import ActorConfig, Precision, Schedule
+from agentrl.dist.config import OptimizerConfig, Precision, Schedule
 from agentrl.dist.engines.fsdp import FSDPEngine
 from agentrl.errors import CheckpointError, ConfigError
 
@@ -50,7 +50,7 @@ def test_a_step_raises_the_probability_of_what_had_an_advantage(
     tiny_model: Make, ragged_batch: Make
 ) -> None:
     batch = ragged_batch()
-    engine = FSDPEngine(tiny_model(), None, ActorConfig(lr=1e-2))
+    engine = FSDPEngine(tiny_model(), None, OptimizerConfig(lr=1e-2))
     before = engine.infer_batch(batch, tokens_per_micro_batch=BIG)
     batch.tokens["old_logprobs"] = before
     metrics = _step(engine, batch)
@@ -62,7 +62,7 @@ def test_a_step_raises_the_probability_of_what_had_an_advantage(
 
 
 # With a huge epsilon AdamW's first step is the gradient itself, times lr / eps.
-DESCENT = ActorConfig(lr=1e3, eps=1e3, grad_clip=0.0)
+DESCENT = OptimizerConfig(lr=1e3, eps=1e3, grad_clip=0.0)
 
 
 @pytest.mark.parametrize("budget", [1, 40, 64])
@@ -94,7 +94,7 @@ def test_the_gradient_is_clipped_to_the_norm_asked_for(
     tiny_model: Make, ragged_batch: Make
 ) -> None:
     before = _weights(FSDPEngine(tiny_model(), None, DESCENT))
-    config = ActorConfig(lr=1e3, eps=1e3, grad_clip=0.01)
+    config = OptimizerConfig(lr=1e3, eps=1e3, grad_clip=0.01)
     engine = FSDPEngine(tiny_model(), None, config)
     metrics = _step(engine, ragged_batch())
     moved = torch.cat([(v - before[n]).flatten() for n, v in engine.export_params()])
@@ -104,7 +104,7 @@ def test_the_gradient_is_clipped_to_the_norm_asked_for(
 
 def test_rerun_gives_the_same_bits(tiny_model: Make, ragged_batch: Make) -> None:
     def run() -> dict[str, Any]:
-        engine = FSDPEngine(tiny_model(), None, ActorConfig(lr=1e-2))
+        engine = FSDPEngine(tiny_model(), None, OptimizerConfig(lr=1e-2))
         for seed in range(4):
             _step(engine, ragged_batch(seed), 64)
         return engine.state_dict()
@@ -115,7 +115,7 @@ def test_rerun_gives_the_same_bits(tiny_model: Make, ragged_batch: Make) -> None
 def test_resumed_training_is_the_same_bits_as_unbroken(
     tiny_model: Make, ragged_batch: Make
 ) -> None:
-    config = ActorConfig(lr=1e-2, schedule=Schedule.cosine, warmup_steps=2, weight_decay=0.1)
+    config = OptimizerConfig(lr=1e-2, schedule=Schedule.cosine, warmup_steps=2, weight_decay=0.1)
 
     def engine(seed: int) -> FSDPEngine:
         return FSDPEngine(tiny_model(seed), None, config, total_updates=6)
@@ -136,7 +136,7 @@ def test_resumed_training_is_the_same_bits_as_unbroken(
 
 
 def test_the_saved_state_is_a_copy(tiny_model: Make, ragged_batch: Make) -> None:
-    engine = FSDPEngine(tiny_model(), None, ActorConfig(lr=1e-2))
+    engine = FSDPEngine(tiny_model(), None, OptimizerConfig(lr=1e-2))
     _step(engine, ragged_batch())
     saved = engine.state_dict()
     before = {name: value.clone() for name, value in saved["optimizer"]["exp_avg"].items()}
@@ -147,7 +147,7 @@ def test_the_saved_state_is_a_copy(tiny_model: Make, ragged_batch: Make) -> None
 def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(
     tiny_model: Make, ragged_batch: Make
 ) -> None:
-    engine = FSDPEngine(tiny_model(), None, ActorConfig(lr=1e-2, warmup_steps=10))
+    engine = FSDPEngine(tiny_model(), None, OptimizerConfig(lr=1e-2, warmup_steps=10))
     _step(engine, ragged_batch())
     before = engine.state_dict()
     poisoned = ragged_batch(1)
@@ -163,7 +163,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(
 
 
 def test_nothing_to_train_changes_nothing(tiny_model: Make, ragged_batch: Make) -> None:
-    engine = FSDPEngine(tiny_model(), None, ActorConfig(lr=1e-2))
+    engine = FSDPEngine(tiny_model(), None, OptimizerConfig(lr=1e-2))
     _step(engine, ragged_batch())
     before = engine.state_dict()
     empty = ragged_batch(1)
@@ -176,8 +176,8 @@ def test_nothing_to_train_changes_nothing(tiny_model: Make, ragged_batch: Make) 
 def test_weight_decay_spares_norms(tiny_model: Make, ragged_batch: Make) -> None:
     batch = ragged_batch()
     batch.tokens["advantages"][:] = 0.0  # no gradient: only the decay moves anything
-    before = _weights(FSDPEngine(tiny_model(), None, ActorConfig()))
-    engine = FSDPEngine(tiny_model(), None, ActorConfig(lr=0.1, weight_decay=0.5))
+    before = _weights(FSDPEngine(tiny_model(), None, OptimizerConfig()))
+    engine = FSDPEngine(tiny_model(), None, OptimizerConfig(lr=0.1, weight_decay=0.5))
     _step(engine, batch)
     for name, value in engine.export_params():
         factor = 1.0 if value.ndim < 2 else 1 - 0.1 * 0.5
@@ -188,7 +188,7 @@ def test_tied_tensors_are_exported_once_under_the_name_of_the_saved_file(
     tiny_model: Make, tmp_path: Path
 ) -> None:
     for tied in (True, False):
-        engine = FSDPEngine(tiny_model(tied=tied), None, ActorConfig())
+        engine = FSDPEngine(tiny_model(tied=tied), None, OptimizerConfig())
         names = [name for name, _ in engine.export_params()]
         assert len(names) == len(set(names))
         engine.export_pretrained(tmp_path / str(tied))
@@ -199,7 +199,7 @@ def test_tied_tensors_are_exported_once_under_the_name_of_the_saved_file(
 def test_an_exported_model_gives_the_same_logits(
     tiny_model: Make, ragged_batch: Make, tmp_path: Path
 ) -> None:
-    engine = FSDPEngine(tiny_model(), None, ActorConfig(lr=1e-2))
+    engine = FSDPEngine(tiny_model(), None, OptimizerConfig(lr=1e-2))
     _step(engine, ragged_batch())
     engine.export_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -210,10 +210,12 @@ def test_an_exported_model_gives_the_same_logits(
 
 
 def test_a_state_of_another_model_is_refused_by_name(tiny_model: Make) -> None:
-    engine = FSDPEngine(tiny_model(), None, ActorConfig())
+    engine = FSDPEngine(tiny_model(), None, OptimizerConfig())
     before = engine.state_dict()
     with pytest.raises(CheckpointError, match=r"lm_head\.weight"):
-        engine.load_state_dict(FSDPEngine(tiny_model(tied=False), None, ActorConfig()).state_dict())
+        engine.load_state_dict(
+            FSDPEngine(tiny_model(tied=False), None, OptimizerConfig()).state_dict()
+        )
     other = engine.state_dict()
     other["model"]["model.norm.weight"] = torch.zeros(7)
     with pytest.raises(CheckpointError, match=r"model\.norm\.weight.*\(7,\)"):
@@ -223,15 +225,15 @@ def test_a_state_of_another_model_is_refused_by_name(tiny_model: Make) -> None:
 
 def test_a_falling_schedule_without_an_end_is_refused_before_training(tiny_model: Make) -> None:
     with pytest.raises(ConfigError, match="total_updates"):
-        FSDPEngine(tiny_model(), None, ActorConfig(schedule=Schedule.linear))
+        FSDPEngine(tiny_model(), None, OptimizerConfig(schedule=Schedule.linear))
 
 
 def test_bf16_stays_near_fp32_and_keeps_float32_weights(
     tiny_model: Make, ragged_batch: Make
 ) -> None:
     batch = ragged_batch()
-    exact = FSDPEngine(tiny_model(), None, ActorConfig())
-    half = FSDPEngine(tiny_model(), None, ActorConfig(lr=1e-3, precision=Precision.bf16))
+    exact = FSDPEngine(tiny_model(), None, OptimizerConfig())
+    half = FSDPEngine(tiny_model(), None, OptimizerConfig(lr=1e-3), precision=Precision.bf16)
     want = exact.infer_batch(batch, tokens_per_micro_batch=BIG)
     got = half.infer_batch(batch, tokens_per_micro_batch=BIG)
     assert 0 < float((got - want).abs().max()) < 0.05
