@@ -50,7 +50,7 @@ class RolloutEngine(Protocol):
         """
         ...
 
-    def served_params(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the weights that are being sampled, in the dtype served, tied ones once.
 
         Under the names and in the layout of :meth:`update_weights`, read from where the engine

@@ -36,7 +36,7 @@ class InprocWeightSync:
             )
         served, num_bytes = {}, 0
         dtypes = {}
-        for name, value in rollout_engine.served_params():
+        for name, value in rollout_engine.named_weights():
             dtypes[name] = value.dtype
             num_bytes += value.numel() * value.element_size()
             served |= checksums([(name, value)])

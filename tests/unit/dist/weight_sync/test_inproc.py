@@ -35,7 +35,7 @@ class CopyingEngine:
         if not self.forget_version:
             self.policy_version = version
 
-    def served_params(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self.weights.items()
 
 
