@@ -116,8 +116,8 @@ def _signal(config: Config) -> Iterable[str]:
         )
     if config.algo.advantage in ("grpo", "rloo") and rollout.n < 2:
         yield (
-            f"rollout.n={rollout.n} with algo.advantage={config.algo.advantage}: a group of one has "
-            "no baseline and every advantage is 0; use at least 2 (8 is customary)"
+            f"rollout.n={rollout.n} with algo.advantage={config.algo.advantage}: a group of one "
+            "has no baseline and every advantage is 0; use at least 2 (8 is customary)"
         )
     if config.algo.turn_reward_weight == 0 and config.algo.outcome_reward_weight == 0:
         yield "algo.turn_reward_weight and algo.outcome_reward_weight are both 0: no reward is left"
@@ -140,8 +140,9 @@ def _budgets(config: Config) -> Iterable[str]:
         )
     if rollout.max_response_tokens >= rollout.max_context_tokens:
         yield (
-            f"rollout.max_response_tokens={rollout.max_response_tokens} leaves no room for a prompt "
-            f"within rollout.max_context_tokens={rollout.max_context_tokens}: raise the second"
+            f"rollout.max_response_tokens={rollout.max_response_tokens} leaves no room for a "
+            f"prompt within rollout.max_context_tokens={rollout.max_context_tokens}: raise the "
+            "second"
         )
 
 

@@ -23,7 +23,11 @@ class Producer:
     """
 
     def __init__(
-        self, stream: TaskStream, buffer: RolloutBuffer, run_group: RunGroup, is_trainable: IsTrainable
+        self,
+        stream: TaskStream,
+        buffer: RolloutBuffer,
+        run_group: RunGroup,
+        is_trainable: IsTrainable,
     ) -> None:
         self._stream = stream
         self._buffer = buffer

@@ -1,0 +1,115 @@
+"""`agentrl envs`: list, show, check."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import sys
+from typing import Any
+
+import click
+
+from agentrl.cli.options import overrides_argument, quote
+
+
+@click.group("envs")
+def command() -> None:
+    """List, show and check environments."""
+
+
+@command.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_envs(as_json: bool) -> None:
+    """List registered environments; one that cannot be imported is listed with its error."""
+    from agentrl.env.registry import env_registry
+    from agentrl.errors import AgentRLError
+
+    rows: list[dict[str, str]] = []
+    for name in env_registry.names():
+        try:
+            summary = (inspect.getdoc(env_registry.get(name)) or "").split("\n")[0]
+            rows.append({"id": name, "summary": summary})
+        except AgentRLError as error:
+            rows.append({"id": name, "summary": f"broken: {error}"})
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    width = max((len(row["id"]) for row in rows), default=0)
+    for row in rows:
+        click.echo(f"{row['id']:{width}}  {row['summary']}")
+
+
+@command.command("show")
+@click.argument("env_id", metavar="ID")
+@overrides_argument
+@click.option("--split", default="train", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def show_env(env_id: str, overrides: tuple[str, ...], split: str, as_json: bool) -> None:
+    """Show what an environment is: arguments, tools, tasks, and its first observation."""
+    facts = _facts(env_id, _kwargs(env_id, overrides), split)
+    if as_json:
+        click.echo(json.dumps(facts, indent=2, default=str))
+        return
+    for key, value in facts.items():
+        text = value if isinstance(value, str) else json.dumps(value, indent=2, default=str)
+        separator = "\n" if "\n" in text else " "
+        click.echo(f"{click.style(key, bold=True)}:{separator}{text}")
+
+
+@command.command("check")
+@click.argument("env_id", metavar="ID")
+@overrides_argument
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def check(env_id: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Check an environment against its contract; exit code 1 where it breaks it."""
+    from agentrl.env.check import check_env
+    from agentrl.env.config import EnvConfig
+    from agentrl.env.findings import Level
+    from agentrl.tool.binding import Toolbox
+
+    config = EnvConfig(id=env_id, kwargs=_kwargs(env_id, overrides))
+    findings = asyncio.run(check_env(config, resolve_tool=lambda name: Toolbox([name])))
+    if as_json:
+        rows = [{"level": str(f.level), "what": f.what, "fix": f.fix} for f in findings]
+        click.echo(json.dumps(rows, indent=2))
+    else:
+        for finding in findings:
+            click.echo(f"{finding.level}: {finding.what}\n  fix: {finding.fix}")
+        if not findings:
+            click.echo(f"{env_id}: nothing to complain about")
+    if any(finding.level is Level.ERROR for finding in findings):
+        sys.exit(1)
+
+
+def _kwargs(env_id: str, overrides: tuple[str, ...]) -> dict[str, Any]:
+    """Read ``env.kwargs.name=value`` (or ``name=value``) through the ordinary configuration."""
+    from agentrl.config.load import load
+
+    prefixed = [
+        item if item.startswith("env.kwargs.") else f"env.kwargs.{item}" for item in overrides
+    ]
+    return load([f"env.id={quote(env_id)}", *prefixed]).env.kwargs
+
+
+def _facts(env_id: str, kwargs: dict[str, Any], split: str) -> dict[str, Any]:
+    from agentrl.env.base import Env
+    from agentrl.env.registry import env_class, make_env
+
+    cls = env_class(env_id)
+    env = make_env(env_id, kwargs)
+    tasks = env.tasks(split)
+    facts: dict[str, Any] = {
+        "id": env_id,
+        "summary": inspect.getdoc(cls) or "",
+        "arguments": str(inspect.signature(cls)),
+        "tools": list(env.tools),
+        f"tasks ({split})": len(tasks),
+    }
+    if tasks:
+        facts["first task"] = {"id": tasks[0].id, "tags": dict(tasks[0].tags)}
+    if tasks and isinstance(env, Env):
+        observation, _ = env.reset(seed=0, options={"task": tasks[0]})
+        facts["first observation"] = observation
+        env.close()
+    return facts

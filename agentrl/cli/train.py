@@ -1,0 +1,33 @@
+"""`agentrl train`."""
+
+from __future__ import annotations
+
+import asyncio
+
+import click
+
+from agentrl.cli.options import env_option, overrides_argument, prepare_process, quote, with_env
+
+
+@click.command("train")
+@env_option
+@click.option("--resume", metavar="RUN", help="Go on with a run directory.")
+@overrides_argument
+def command(env_id: str | None, resume: str | None, overrides: tuple[str, ...]) -> None:
+    """Train a policy in an environment.
+
+    \b
+    agentrl train --env code_sandbox
+    agentrl train --env ./my_env.py:MyEnv trainer.total_steps=100 rollout.n=16
+    agentrl train --resume runs/code_sandbox-20260101-1
+    """
+    from agentrl.config.load import load
+    from agentrl.launch import resumed_config, train
+
+    settings = with_env(overrides, env_id)
+    if resume is not None:
+        config = resumed_config(resume, [*settings, f"trainer.resume={quote(resume)}"])
+    else:
+        config = load(settings)
+    prepare_process(config.trainer.num_threads)
+    asyncio.run(train(config))
