@@ -1,0 +1,414 @@
+"""In-process rollout on a ``transformers`` model, with continuous batching across sessions.
+
+Llama, Qwen2 and Qwen3 run on a decoder of our own (:mod:`.hf_decoder`), everything else on
+``transformers``' forward (:mod:`.hf_fallback`). The scheduler (:mod:`.hf_scheduler`) lets requests
+join and leave the running batch and keeps each session's keys and values from turn to turn.
+
+**Determinism** (``deterministic=True``, the default). A request's ids and log-probabilities are
+bit-identical whatever else runs and in whatever order requests arrive: sampling is counter-based,
+and the model is computed only in shapes that were found, at start, to give the same bits
+(:mod:`.hf_shapes`). So it is also the same whether a prefix was decoded, prefilled, copied from
+another session, or forgotten and prefilled again. On ``transformers``' forward the result depends
+on the session's own history of calls, and nothing else. All of it holds for one machine, one
+number of threads, and one engine configuration.
+
+**Where the work runs.** A step is some hundred small tensor operations. On a worker thread each
+of them competes with the event loop for the interpreter lock; in the event loop they do not, and
+nothing is gained by overlapping, since the next step needs what the agent loops do in between.
+So short steps run inline, with one pass of the event loop after each; steps longer than
+``INLINE_LIMIT_S`` go to a worker thread, where their operations are long enough to amortise the
+lock and the event loop must not stand still. ``benchmarks/hf_engine.py`` measures both.
+
+Set ``OMP_WAIT_POLICY=PASSIVE`` before torch is imported where other processes share the cores:
+spinning OpenMP threads have cost a factor of 100 on a busy machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from torch import nn
+
+from agentrl.errors import AgentRLError, EngineError
+from agentrl.rollout.engines.config import HFEngineConfig
+from agentrl.rollout.engines.hf_decoder import StaticDecoder
+from agentrl.rollout.engines.hf_fallback import TransformersRunner
+from agentrl.rollout.engines.hf_runner import Runner
+from agentrl.rollout.engines.hf_scheduler import Job, Outcome, Scheduler, SchedulerStats
+from agentrl.rollout.engines.hf_sessions import SessionTable
+from agentrl.rollout.engines.hf_shapes import ShapePlan, candidates, probe
+from agentrl.rollout.engines.hf_weights import refusal
+from agentrl.types import GenerateRequest, Generation, SamplingParams
+
+INLINE_LIMIT_S = 0.02
+"""Longest step, smoothed, that ``compute=auto`` runs inside the event loop."""
+
+
+class HFEngine:
+    """A :class:`~agentrl.rollout.engine.RolloutEngine` over one module in this process.
+
+    Args:
+        model: a causal language model of ``transformers``. The engine owns it: hand over a copy
+            where a trainer changes the original.
+        config: settings.
+        policy_version: version of the model's weights.
+
+    Raises:
+        EngineError: a setting that cannot work.
+    """
+
+    def __init__(
+        self, model: nn.Module, config: HFEngineConfig | None = None, *, policy_version: int = 0
+    ) -> None:
+        self.config = config or HFEngineConfig()
+        _check_config(self.config)
+        self.policy_version = policy_version
+        self._model = model
+        self._runner: Runner | None = None
+        self._scheduler: Scheduler | None = None
+        self._plan: ShapePlan | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._failure: EngineError | None = None
+        self._asleep = self._closed = False
+        self._jobs: dict[str, tuple[Job, asyncio.Future[Generation]]] = {}
+        self._inbox: list[Job | str] = []
+        """Requests, and ids of sessions that end, in order of arrival."""
+        self._step_s = 0.0
+
+    # ------------------------------------------------------------------ life
+
+    async def start(self) -> None:
+        """Build the decoder, find the shapes that may be used, and start the batch loop.
+
+        Raises:
+            EngineError: deterministic results are impossible on this machine, or started twice.
+        """
+        if self._task is not None or self._closed:
+            raise EngineError("the engine was started before; build a new one")
+        if self.config.num_threads is not None:
+            torch.set_num_threads(self.config.num_threads)
+        self._runner, self._plan = _build(self._model, self.config)
+        self._scheduler = self._new_scheduler()
+        self._wake, self._gate, self._idle = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._gate.set()
+        self._idle.set()
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hf-engine")
+        self._task = asyncio.create_task(self._loop(), name="hf-engine")
+
+    def _new_scheduler(self) -> Scheduler:
+        assert self._runner is not None
+        exact = self._runner.prefix_exact or not self.config.deterministic
+        table = SessionTable(
+            self._runner,
+            cache_bytes=self.config.session_cache_mb << 20,
+            share_prefixes=self._runner.prefix_exact,
+            may_forget=exact,
+        )
+        scheduler = Scheduler(
+            self._runner, plan=self._plan, prefill_tokens=self.config.prefill_tokens, table=table
+        )
+        scheduler.policy_version = self.policy_version
+        return scheduler
+
+    @property
+    def shapes(self) -> ShapePlan | None:
+        """The shapes in use; None where any shape may come."""
+        return self._plan
+
+    @property
+    def stats(self) -> SchedulerStats:
+        """What was computed since the start."""
+        return self._running().stats
+
+    def _running(self) -> Scheduler:
+        if self._failure is not None:
+            raise self._failure
+        if self._closed:
+            raise EngineError("the engine is closed; start a new one")
+        if self._scheduler is None:
+            raise EngineError("the engine is not started; await engine.start() first")
+        return self._scheduler
+
+    async def close(self) -> None:
+        """Fail unfinished requests and stop. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
+        self._fail_all(EngineError("the engine was closed while the request was unfinished"))
+        if self._runner is not None:
+            self._runner.free()
+
+    # ------------------------------------------------------------------ requests
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Generate one turn; see :class:`~agentrl.rollout.engine.RolloutEngine`.
+
+        Raises:
+            EngineError: the request cannot be served as it is, or the engine is closed or asleep.
+        """
+        self._running()
+        prompt = self._check(request)
+        while not self._gate.is_set():
+            await self._gate.wait()
+        self._running()
+        if self._asleep:
+            raise EngineError("the engine is asleep; await engine.wake() before generating")
+        if request.session_id in self._jobs:
+            raise EngineError(
+                f"session {request.session_id!r} has a request running; await it, or give the "
+                "other one a session of its own"
+            )
+        job = Job(request=request, prompt=prompt)
+        future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
+        self._jobs[request.session_id] = job, future
+        self._inbox.append(job)
+        self._idle.clear()
+        self._wake.set()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            job.cancelled = True
+            self._wake.set()
+            raise
+        finally:
+            if self._jobs.get(request.session_id, (None,))[0] is job:
+                del self._jobs[request.session_id]
+
+    def _check(self, request: GenerateRequest) -> np.ndarray:
+        """Return the prompt as [T] int64, or refuse the request."""
+        sampling, who = request.sampling, f"session {request.session_id!r}"
+        _check_sampling(sampling, who)
+        prompt = np.asarray(request.prompt_ids, dtype=np.int64)
+        assert self._runner is not None
+        limit, vocab = self._runner.max_context, self._runner.vocab_size
+        if prompt.ndim != 1 or not len(prompt):
+            raise EngineError(f"{who}: the prompt is empty; it needs at least one token")
+        if len(prompt) + sampling.max_tokens > limit:
+            raise EngineError(
+                f"{who}: {len(prompt)} prompt tokens + {sampling.max_tokens} max_tokens exceed "
+                f"max_context {limit}; shorten one of them or raise max_context"
+            )
+        if int(prompt.min()) < 0 or int(prompt.max()) >= vocab:
+            raise EngineError(
+                f"{who}: prompt ids {int(prompt.min())}..{int(prompt.max())} leave the "
+                f"vocabulary 0..{vocab - 1}; the tokenizer belongs to another model"
+            )
+        return prompt
+
+    async def end_session(self, session_id: str) -> None:
+        """Forget a session; a request of it that is running ends as aborted. Idempotent."""
+        if self._closed or self._scheduler is None:
+            return
+        if session_id in self._jobs:
+            self._jobs[session_id][0].aborted = True
+        self._inbox.append(session_id)
+        self._wake.set()
+
+    async def abort(self, session_id: str | None = None) -> int:
+        """End a session's request, or all, at the next step with the tokens they have.
+
+        Returns:
+            how many requests were told so; they return with ``StopReason.ABORT``.
+        """
+        ids = list(self._jobs) if session_id is None else [session_id]
+        jobs = [self._jobs[name][0] for name in ids if name in self._jobs]
+        for job in jobs:
+            job.aborted = True
+        self._wake.set()
+        return len(jobs)
+
+    # ------------------------------------------------------------------ weights, sleep
+
+    async def update_weights(
+        self, params: Iterable[tuple[str, torch.Tensor]], version: int
+    ) -> None:
+        """Replace the weights in place and drop every cache.
+
+        Requests that arrive meanwhile wait and are served by the new weights.
+
+        Args:
+            params: all parameters under the module's names; tied ones once (or equal).
+            version: what ``policy_version`` is afterwards.
+
+        Raises:
+            EngineError: a tensor is missing, unknown, of another shape, or not finite (the old
+                weights stay whole), or requests are unfinished after ``drain_timeout_s``.
+        """
+        self._running()
+        self._gate.clear()
+        try:
+            await self._drained()
+            scheduler = self._running()
+            assert self._runner is not None
+            self._runner.assign(params)
+            scheduler.drop_cache()
+            self.policy_version = scheduler.policy_version = version
+        finally:
+            self._gate.set()
+
+    def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the weights that are served under the module's names, to compare after a sync."""
+        self._running()
+        assert self._runner is not None
+        return self._runner.named_weights()
+
+    async def sleep(self) -> None:
+        """Free the cache; weights stay.
+
+        Raises:
+            EngineError: a request is unfinished.
+        """
+        scheduler = self._running()
+        if self._jobs:
+            raise EngineError(
+                f"sleep: {len(self._jobs)} requests are unfinished; await or abort them first"
+            )
+        if self._asleep:
+            return
+        self._asleep = True
+        await self._drained()
+        scheduler.drop_cache()
+        assert self._runner is not None
+        self._runner.free()
+
+    async def wake(self) -> None:
+        """Allocate the cache again."""
+        self._running()
+        if self._asleep:
+            assert self._runner is not None
+            self._runner.allocate()
+            self._asleep = False
+
+    async def _drained(self) -> None:
+        """Wait until nothing is unfinished."""
+        try:
+            async with asyncio.timeout(self.config.drain_timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            raise EngineError(
+                f"{len(self._jobs)} requests are still unfinished after "
+                f"{self.config.drain_timeout_s} s; abort them, or raise drain_timeout_s"
+            ) from None
+        self._running()
+
+    # ------------------------------------------------------------------ batch loop
+
+    async def _loop(self) -> None:
+        scheduler = self._running()
+        try:
+            while True:
+                self._take_inbox(scheduler)
+                if not scheduler.num_unfinished:
+                    self._idle.set()
+                    self._wake.clear()
+                    await self._wake.wait()
+                    continue
+                started = time.perf_counter()
+                if self._inline():
+                    ended = scheduler.step()
+                else:
+                    assert self._pool is not None
+                    loop = asyncio.get_running_loop()
+                    ended = await loop.run_in_executor(self._pool, scheduler.step)
+                self._step_s += 0.1 * (time.perf_counter() - started - self._step_s)
+                self._deliver(ended)
+                await asyncio.sleep(0)
+        except Exception as error:  # whatever breaks a step has lost every running request
+            failure = EngineError(f"the rollout engine broke: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            self._failure = failure
+            self._fail_all(failure)
+            self._idle.set()
+
+    def _inline(self) -> bool:
+        if self.config.compute == "auto":
+            return self._step_s <= INLINE_LIMIT_S
+        return self.config.compute == "inline"
+
+    def _take_inbox(self, scheduler: Scheduler) -> None:
+        """Hand over what arrived while the last step ran."""
+        inbox, self._inbox = self._inbox, []
+        for entry in inbox:
+            if isinstance(entry, str):
+                scheduler.end_session(entry)
+            elif not entry.cancelled:
+                scheduler.submit(entry)
+
+    def _deliver(self, ended: list[tuple[Job, Outcome]]) -> None:
+        for job, outcome in ended:
+            known, future = self._jobs.get(job.request.session_id, (None, None))
+            if known is not job or future is None or future.done():
+                continue
+            if isinstance(outcome, AgentRLError):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+    def _fail_all(self, error: EngineError) -> None:
+        for _, future in self._jobs.values():
+            if not future.done():
+                future.set_exception(EngineError(str(error)))
+
+
+def _build(model: nn.Module, config: HFEngineConfig) -> tuple[Runner, ShapePlan | None]:
+    """Choose the runner for a model, and the shapes it may compute in."""
+    model.eval()
+    if refusal(model, config.max_context) is not None:
+        model.to(device=config.device, dtype=getattr(torch, config.dtype))
+        runner = TransformersRunner(
+            model, num_rows=config.num_slots, max_context=config.max_context
+        )
+        return runner, None
+    decoder = StaticDecoder(
+        model,
+        num_rows=config.num_slots,
+        max_context=config.max_context,
+        device=torch.device(config.device),
+        dtype=getattr(torch, config.dtype),
+    )
+    if not config.deterministic:
+        return decoder, None
+    wanted = candidates(config.num_slots, config.max_context, config.prefill_tokens)
+    return decoder, probe(decoder, wanted)
+
+
+def _check_config(config: HFEngineConfig) -> None:
+    for name in ("num_slots", "max_context", "prefill_tokens"):
+        if getattr(config, name) < 1:
+            raise EngineError(f"rollout {name}={getattr(config, name)}: it must be at least 1")
+    if config.compute not in ("auto", "inline", "thread"):
+        raise EngineError(
+            f"rollout compute={config.compute!r}: choose one of 'auto', 'inline', 'thread'"
+        )
+    if not isinstance(getattr(torch, config.dtype, None), torch.dtype):
+        raise EngineError(f"rollout dtype={config.dtype!r}: name a torch dtype, such as 'float32'")
+
+
+def _check_sampling(sampling: SamplingParams, who: str) -> None:
+    wrong: list[str] = []
+    if sampling.max_tokens < 1:
+        wrong.append(f"max_tokens={sampling.max_tokens} (at least 1)")
+    if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
+        wrong.append(f"temperature={sampling.temperature} (finite, 0 or more)")
+    if not 0 < sampling.top_p <= 1:
+        wrong.append(f"top_p={sampling.top_p} (above 0, at most 1)")
+    if sampling.top_k < 0:
+        wrong.append(f"top_k={sampling.top_k} (0 or more)")
+    if not 0 <= sampling.seed < 2**63:
+        wrong.append(f"seed={sampling.seed} (0 to 2**63 - 1)")
+    if any(token < 0 for token in sampling.stop_token_ids):
+        wrong.append(f"stop_token_ids={sampling.stop_token_ids} (0 or more)")
+    if wrong:
+        raise EngineError(f"{who}: sampling parameters out of range: {', '.join(wrong)}")
