@@ -64,7 +64,7 @@ class TokenCodec:
         return self._backend.decode(ids, skip_special_tokens=False)
 
     def normalize(self, text: str) -> str:
-        """Return ``text`` as the tokenizer gives it back (Unicode normal form, where it has one)."""
+        """Return ``text`` as the tokenizer gives it back: in its Unicode normal form, if any."""
         if self._normalizer is None or text.isascii():
             return text
         return self._normalizer.normalize_str(text)
@@ -91,8 +91,10 @@ class TokenCodec:
         return self._encode(text, self._any_control, self.control_ids)
 
     def encode_assistant(self, text: str) -> list[int]:
-        """Encode what an assistant says: added tokens such as ``<tool_call>`` stay whole, special
-        tokens are spelled out."""
+        """Encode what an assistant says.
+
+        Added tokens such as ``<tool_call>`` stay whole, special tokens are spelled out.
+        """
         return self._encode(text, self._any_special, self.special_ids)
 
     def cut(self, text: str, max_tokens: int) -> tuple[str, int]:
@@ -101,16 +103,16 @@ class TokenCodec:
         Very long text is cut by characters first, so that the time is bounded; the number of
         tokens cut is then an estimate.
         """
-        window = text[: 16 * max_tokens + 256]
+        window = clean_text(text[: 16 * max_tokens + 256])
         encoding = self._backend.encode(window, add_special_tokens=False)
         num_tokens = len(encoding.ids)
         if num_tokens <= max_tokens:
             if len(window) == len(text):
-                return text, 0
+                return window, 0
             return window, max(1, (len(text) - len(window)) * num_tokens // len(window))
         end = encoding.offsets[max_tokens][0]
         dropped = num_tokens - max_tokens
-        return text[:end], dropped + (len(text) - len(window)) * num_tokens // len(window)
+        return window[:end], dropped + (len(text) - len(window)) * num_tokens // len(window)
 
     def _encode(
         self, text: str, forbidden: re.Pattern[str], forbidden_ids: frozenset[int]

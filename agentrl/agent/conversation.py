@@ -51,6 +51,22 @@ class Conversation:
 
     # ------------------------------------------------------------------ growing
 
+    def begin(self, messages: Sequence[Message]) -> None:
+        """Append the first messages, examples of answers among them, up to the first header.
+
+        Raises:
+            RenderError: the template refuses these messages, or the last one is an answer.
+        """
+        first, examples = split_at_answers(messages)
+        if not first or messages[-1]["role"] == "assistant":
+            raise RenderError(
+                "a conversation must begin with a message to answer, and end with one; "
+                f"got the roles {[message['role'] for message in messages]}"
+            )
+        self.start(first)
+        for answer, following in examples:
+            self.append_history(answer, following)
+
     def start(self, messages: Sequence[Message]) -> None:
         """Append the first prompt, up to the header of the first answer."""
         messages = [self.normalized(message) for message in messages]
@@ -172,6 +188,22 @@ class Conversation:
         if text.startswith("".join(span.template_text for span in spans)):
             return []
         return _localise(spans, text)
+
+
+def split_at_answers(
+    messages: Sequence[Message],
+) -> tuple[list[Message], list[tuple[Message, list[Message]]]]:
+    """Return the messages before the first assistant, then each assistant with what follows it."""
+    first: list[Message] = []
+    rest: list[tuple[Message, list[Message]]] = []
+    for message in messages:
+        if message["role"] == "assistant":
+            rest.append((message, []))
+        elif rest:
+            rest[-1][1].append(message)
+        else:
+            first.append(message)
+    return first, rest
 
 
 def _localise(spans: Sequence[Span], text: str) -> list[DriftSample]:

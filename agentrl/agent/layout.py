@@ -24,7 +24,7 @@ RoleEnds = Callable[[Sequence[Message], str], list[tuple[int, int]]]
 
 Treatment = Callable[[str], str]
 
-_PROBE = " \n\tzq \"'<&>\\/ \u00e9\u2192 {\"k\": [1]}\n\n z \n "
+_PROBE = ' \n\tzq "\'<&>\\/ \u00e9\u2192 {"k": [1]}\n\n z \n '
 _TREATMENTS: tuple[Treatment, ...] = (
     str,
     str.strip,

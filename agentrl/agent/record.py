@@ -39,6 +39,7 @@ class TokenRecord:
         self.spans: list[Span] = []
 
     def __len__(self) -> int:
+        """Return the number of tokens, T."""
         return len(self.ids)
 
     def append_context(
@@ -92,8 +93,8 @@ class TokenRecord:
 
     def _check(self) -> None:
         length = len(self.ids)
-        assert (
-            length == len(self.roles) == len(self.logprobs) == len(self.policy_version)
-        ), "the arrays of a record have different lengths"
+        assert length == len(self.roles) == len(self.logprobs) == len(self.policy_version), (
+            "the arrays of a record have different lengths"
+        )
         last = self.spans[-1]
         assert last.end == length, "the spans of a record do not cover it"

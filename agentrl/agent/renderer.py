@@ -12,12 +12,13 @@ token, on which sampling stops.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from agentrl.agent.codec import TokenCodec, clean_text
-from agentrl.agent.conversation import Conversation
+from agentrl.agent.conversation import Conversation, split_at_answers
 from agentrl.agent.layout import Layout, find_role_ends, sentinel
 from agentrl.agent.template import ChatTemplate, ToolSchema, tools_key
 from agentrl.errors import RenderError
@@ -68,16 +69,8 @@ class Renderer:
         Raises:
             RenderError: the template refuses these messages.
         """
-        if not messages or messages[-1]["role"] == "assistant":
-            raise RenderError(
-                "a conversation must begin with at least one message, and the last one must be "
-                f"for the model to answer; got the roles {[m['role'] for m in messages]}"
-            )
-        first, rest = _split_at_first_assistant(messages)
         conversation = Conversation(self, tools)
-        conversation.start(first)
-        for answer, following in rest:
-            conversation.append_history(answer, following)
+        conversation.begin(messages)
         return conversation
 
     def render_conversation(
@@ -93,7 +86,7 @@ class Renderer:
         Raises:
             RenderError: no assistant message, or the template refuses the conversation.
         """
-        first, rest = _split_at_first_assistant(messages)
+        first, rest = split_at_answers(messages)
         if not rest or not first:
             raise RenderError(
                 "a conversation to learn from needs messages before an assistant message; "
@@ -123,11 +116,15 @@ class Renderer:
         """See :meth:`TokenCodec.cut`."""
         return self.codec.cut(text, max_tokens)
 
-    def prompt_layout(self, messages: Sequence[Message], tools: Sequence[ToolSchema], key: str) -> Layout:
+    def prompt_layout(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema], key: str
+    ) -> Layout:
         """Return the layout of a first prompt; ``key`` stands for the tools."""
         return self._layout(("prompt", key, *_shape(messages)), messages, tools)
 
-    def next_layout(self, messages: Sequence[Message], tools: Sequence[ToolSchema], key: str) -> Layout:
+    def next_layout(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema], key: str
+    ) -> Layout:
         """Return the layout of what follows an assistant turn, from its stop token on."""
         return self._layout(("next", key, *_shape(messages)), messages, tools)
 
@@ -171,7 +168,7 @@ class Renderer:
         """
         key = tools_key(tools)
         user: Message = {"role": "user", "content": "u"}
-        following = [user]
+        following: list[Message] = [user]
         if tools:
             self._check_tools(tools)
             following = [{"role": "tool", "content": "t", "name": "unknown"}]
@@ -310,10 +307,8 @@ class Renderer:
         closing = self._closing_token()
         # A template may close tool calls differently from plain answers.
         stops = [closing, int(eos)]
-        try:
+        with contextlib.suppress(RenderError):  # no tool calls: check(tools) decides on that
             stops.append(self._closing_token(with_call=True))
-        except RenderError:  # a template without tool calls; check(tools) decides on that
-            pass
         self._stop_texts = [self.codec.control_text[stop] for stop in dict.fromkeys(stops)]
         return tuple(dict.fromkeys(stops))
 
@@ -361,22 +356,6 @@ def _answer_before(messages: Sequence[Message]) -> Message:
     if num_answers:
         answer["tool_calls"] = [_probe_call() for _ in range(num_answers)]
     return answer
-
-
-def _split_at_first_assistant(
-    messages: Sequence[Message],
-) -> tuple[list[Message], list[tuple[Message, list[Message]]]]:
-    """Return the messages before the first assistant, then each assistant with what follows it."""
-    first: list[Message] = []
-    rest: list[tuple[Message, list[Message]]] = []
-    for message in messages:
-        if message["role"] == "assistant":
-            rest.append((message, []))
-        elif rest:
-            rest[-1][1].append(message)
-        else:
-            first.append(message)
-    return first, rest
 
 
 def _positions(codec: TokenCodec, text: str) -> list[tuple[int, int]]:

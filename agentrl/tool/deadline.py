@@ -19,6 +19,10 @@ _GRACE_S = 0.5
 """Seconds a cancelled coroutine gets for its cleaning up."""
 
 
+class DeadlinePassed(TimeoutError):
+    """The deadline of a call passed (and not one that the called code has of its own)."""
+
+
 class Abandoned:
     """How much was left behind in this process."""
 
@@ -32,7 +36,7 @@ async def within(coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
     Unlike ``asyncio.wait_for`` it returns in time even where cancelling has no effect.
 
     Raises:
-        TimeoutError: the deadline passed.
+        DeadlinePassed: no answer in time.
     """
     task = asyncio.ensure_future(coroutine)
     try:
@@ -43,7 +47,7 @@ async def within(coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
     if done:
         return task.result()
     await _cancel(task)
-    raise TimeoutError(f"no answer within {timeout_s:g} s")
+    raise DeadlinePassed(f"no answer within {timeout_s:g} s")
 
 
 async def _cancel(task: asyncio.Future[Any]) -> None:
@@ -122,7 +126,7 @@ class OffLoop:
         """Run ``job`` off the event loop.
 
         Raises:
-            TimeoutError: it did not return in time; its thread is abandoned.
+            DeadlinePassed: it did not return in time; its thread is abandoned.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
@@ -136,7 +140,7 @@ class OffLoop:
         if done:
             return future.result()
         self._abandon(worker)
-        raise TimeoutError(f"no answer within {timeout_s:g} s")
+        raise DeadlinePassed(f"no answer within {timeout_s:g} s")
 
     @staticmethod
     def _abandon(worker: _Worker) -> None:

@@ -52,9 +52,7 @@ def _check_properties(
         _check_value(inner, root, f"{where}.properties.{name}", seen)
 
 
-def _check_value(
-    schema: Any, root: Mapping[str, Any], where: str, seen: tuple[str, ...]
-) -> None:
+def _check_value(schema: Any, root: Mapping[str, Any], where: str, seen: tuple[str, ...]) -> None:
     if not isinstance(schema, Mapping) or not any(key in schema for key in _SAYS_WHAT):
         raise ToolSpecError(f"{where}: says no type; add type: string (or number, object, ...)")
     reference = schema.get("$ref")

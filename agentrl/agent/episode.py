@@ -1,0 +1,454 @@
+"""One episode in play: its state, its turns, and every way it can end."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import Awaitable, Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from agentrl.agent.conversation import Conversation, DriftSample
+from agentrl.agent.failures import check_generation, classify, named
+from agentrl.agent.messages import answer_message, as_messages, scripted_message, tool_messages
+from agentrl.env.base import Episode, Observation, ScriptedPolicy
+from agentrl.env.host import Hosted
+from agentrl.errors import AgentRLError, EngineError, EnvError, RenderError, SandboxError
+from agentrl.seeding import derive_seed
+from agentrl.tool.base import ToolContext
+from agentrl.tool.executor import ToolExecutor
+from agentrl.types import (
+    Action,
+    GenerateRequest,
+    Generation,
+    Message,
+    SamplingParams,
+    Score,
+    StopReason,
+    Task,
+    ToolCall,
+    ToolStatus,
+    Trajectory,
+    Turn,
+)
+
+if TYPE_CHECKING:
+    from agentrl.agent.loop import AgentLoop
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class EpisodeRequest:
+    """What to play. The seed decides everything that is sampled."""
+
+    env_id: str
+    task: Task
+    seed: int
+    group_id: str = "single"
+    sample_index: int = 0
+    attempt: int = 0
+    temperature: float = 1.0
+
+    @property
+    def trajectory_id(self) -> str:
+        """Unique among the episodes of a run; also the engine's session."""
+        return f"{self.group_id}/{self.sample_index}.{self.attempt}"
+
+
+class EpisodeRun:
+    """Plays one episode of an :class:`~agentrl.agent.loop.AgentLoop`."""
+
+    def __init__(
+        self,
+        loop: AgentLoop,
+        env: Hosted,
+        request: EpisodeRequest,
+        policy: ScriptedPolicy | None,
+    ) -> None:
+        self._loop = loop
+        self._env = env
+        self._request = request
+        self._policy = policy
+        self._conversation = Conversation(loop.renderer, loop.schemas)
+        self._tools = ToolExecutor(
+            loop.toolbox,
+            make_context=self._tool_context,
+            cut=loop.renderer.cut,
+            seed=request.seed,
+            close_timeout_s=loop.limits.close_timeout_s,
+        )
+        self._turns: list[Turn] = []
+        self._info: dict[str, Any] = {}
+        self._anchor: str | None = None
+        self._num_sampled = 0
+        self._error: str | None = None
+        self._wall_clock_limited = False
+        self._timings_s: dict[str, float] = {}
+
+    # ------------------------------------------------------------------ the whole episode
+
+    async def play(self) -> Trajectory:
+        """See :meth:`AgentLoop.run`."""
+        start = time.perf_counter()
+        score: Score | None = None
+        try:
+            stop_reason = await self._guarded(self._converse_in_time())
+            # Before grading: what the agent left running must not touch what is graded.
+            await self._tools.close()
+            drift = self._verify()
+            if not stop_reason.is_failure:
+                graded = await self._guarded(self._grade())
+                if isinstance(graded, Score):
+                    score = graded
+                else:
+                    stop_reason = graded
+        finally:
+            await self._close()
+        self._timings_s["total"] = time.perf_counter() - start
+        return self._trajectory(stop_reason, score, drift)
+
+    async def _guarded(self, stage: Coroutine[Any, Any, T]) -> T | Any:
+        """Await a stage; what fails in it becomes a stop reason with an error text."""
+        try:
+            return await stage
+        except AgentRLError as error:
+            stop_reason = classify(error)
+            if stop_reason is None:
+                raise
+            self._fail(error)
+            return stop_reason
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = named(error)
+        if self._turns and self._turns[-1].error is None:
+            self._turns[-1].error = self._error
+        if isinstance(error, TimeoutError) or "Timeout" in type(error).__name__:
+            self._wall_clock_limited = True
+
+    async def _converse_in_time(self) -> StopReason:
+        scope = asyncio.timeout(self._loop.limits.trajectory_timeout_s)
+        try:
+            async with scope:
+                return await self._converse()
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            self._wall_clock_limited = True
+            return StopReason.TRAJECTORY_TIMEOUT
+
+    async def _converse(self) -> StopReason:
+        await self._reset()
+        stop_reason: StopReason | None = None
+        while stop_reason is None:
+            stop_reason = await self._play_turn()
+        return stop_reason
+
+    async def _reset(self) -> None:
+        request = self._request
+        with self._timed("env"):
+            observation, self._info = await self._from_env(
+                self._env.reset(seed=request.seed, options={"task": request.task})
+            )
+            self._anchor = await self._from_env(self._env.anchor())
+        messages = as_messages(observation)
+        try:
+            self._conversation.begin(messages)
+        except RenderError as error:
+            raise EnvError(f"environment {request.env_id!r}: reset: {error}") from error
+        length, limit = len(self._conversation.record), self._loop.limits.max_context_tokens
+        if length >= limit:
+            raise EnvError(
+                f"environment {request.env_id!r}: the first prompt of task {request.task.id!r} has "
+                f"{length} tokens, rollout.max_context_tokens is {limit}; shorten the prompt or "
+                "raise the limit"
+            )
+
+    # ------------------------------------------------------------------ one turn
+
+    async def _play_turn(self) -> StopReason | None:
+        """Play one turn; return why the episode ends with it, or None."""
+        generation, generate_s = await self._generate()
+        start, end, text = self._conversation.append_turn(generation)
+        turn = Turn(
+            index=len(self._turns),
+            segment=0,
+            start=start,
+            end=end,
+            stop_reason=generation.stop_reason,
+            anchor=self._anchor,
+            timings_s={"generate": generate_s},
+        )
+        self._turns.append(turn)
+        self._num_sampled += end - start
+        if generation.stop_reason is StopReason.ABORT:
+            self._conversation.add_answer({"role": "assistant", "content": text})
+            self._error = turn.error = "the engine was told to abort the request"
+            return StopReason.ABORT
+        action = self._parse(text, truncated=generation.stop_reason is StopReason.LENGTH)
+        self._conversation.add_answer(answer_message(action))
+        failure = await self._run_tools(action, turn)
+        if failure is not None:
+            return failure
+        action = dataclasses.replace(action, tool_results=tuple(turn.tool_results))
+        observation = await self._step(action, turn)
+        said = [*tool_messages(turn.tool_results), *as_messages(observation)]
+        messages = self._conversation.add_messages(said)
+        if self._loop.strict:
+            self._verify()
+        return self._end_of_turn(turn) or self._append_next(messages)
+
+    async def _generate(self) -> tuple[Generation, float]:
+        record = self._conversation.record
+        limits = self._loop.limits
+        max_tokens = min(
+            limits.max_turn_tokens,
+            limits.max_response_tokens - self._num_sampled,
+            limits.max_context_tokens - len(record),
+        )
+        start = time.perf_counter()
+        if self._policy is not None:
+            generation = self._scripted(self._policy, max_tokens)
+            return generation, time.perf_counter() - start
+        sampling = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=self._request.temperature,
+            top_p=self._loop.sampling.top_p,
+            top_k=self._loop.sampling.top_k,
+            stop_token_ids=self._loop.renderer.stop_token_ids,
+            seed=derive_seed(self._request.seed, len(self._turns)),
+        )
+        request = GenerateRequest(
+            prompt_ids=self._conversation.prompt_ids(),
+            sampling=sampling,
+            session_id=self._request.trajectory_id,
+        )
+        try:
+            generation = await self._loop.generate(request)
+        except (AgentRLError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            logger.exception("the engine failed in %s", request.session_id)
+            raise EngineError(f"the engine raised {named(error)}") from error
+        check_generation(generation, request)
+        return generation, time.perf_counter() - start
+
+    def _scripted(self, policy: ScriptedPolicy, max_tokens: int) -> Generation:
+        try:
+            message = scripted_message(policy(self._conversation.messages))
+        except AgentRLError:
+            raise
+        except Exception as error:
+            raise EnvError(f"the scripted policy raised {named(error)}") from error
+        ids, _ = self._loop.renderer.encode_answer(message, self._loop.schemas)
+        if len(ids) > max_tokens:
+            raise EnvError(
+                f"a scripted turn has {len(ids)} tokens where {max_tokens} are left; raise "
+                "rollout.max_turn_tokens, max_response_tokens or max_context_tokens"
+            )
+        num = len(ids)
+        return Generation(
+            ids=ids,
+            logprobs=[0.0] * num,
+            policy_version=[0] * num,
+            stop_reason=StopReason.STOP,
+        )
+
+    def _parse(self, text: str, *, truncated: bool) -> Action:
+        if truncated:
+            return Action(text=text, content=text, truncated=True)
+        parsed = self._loop.parser.parse(text)
+        calls = parsed.tool_calls
+        limit = self._loop.limits.max_turn_calls
+        if len(calls) > limit:
+            surplus = f"a turn may hold {limit} tool calls; {len(calls) - limit} were not run"
+            calls = (*calls[:limit], ToolCall(name="", arguments={}, error=surplus))
+        return Action(text=text, content=parsed.content, tool_calls=calls)
+
+    async def _run_tools(self, action: Action, turn: Turn) -> StopReason | None:
+        turn.tool_calls = list(action.tool_calls)
+        if not action.tool_calls:
+            return None
+        start = time.perf_counter()
+        for call in action.tool_calls:
+            result = await self._tools.run(call)
+            turn.tool_results.append(result)
+            self._wall_clock_limited |= result.status is ToolStatus.TIMEOUT
+            if result.status is ToolStatus.INFRA_ERROR:
+                self._error = turn.error = f"tool {call.name}: {result.content}"
+                is_sandbox = isinstance(self._tools.failure, SandboxError)
+                return StopReason.SANDBOX_ERROR if is_sandbox else StopReason.TOOL_INFRA_ERROR
+        turn.timings_s["tools"] = time.perf_counter() - start
+        return None
+
+    async def _step(self, action: Action, turn: Turn) -> Observation:
+        start = time.perf_counter()
+        (
+            observation,
+            turn.reward,
+            turn.terminated,
+            turn.truncated,
+            self._info,
+        ) = await self._from_env(self._env.step(action))
+        self._anchor = await self._from_env(self._env.anchor())
+        turn.timings_s["env"] = time.perf_counter() - start
+        return observation
+
+    def _end_of_turn(self, turn: Turn) -> StopReason | None:
+        limits = self._loop.limits
+        if turn.terminated:
+            return StopReason.TERMINATED
+        if turn.truncated:
+            return StopReason.TRUNCATED
+        if len(self._turns) >= limits.max_turns:
+            return StopReason.MAX_TURNS
+        if self._num_sampled >= limits.max_response_tokens:
+            return StopReason.MAX_RESPONSE_TOKENS
+        return None
+
+    def _append_next(self, messages: list[Message]) -> StopReason | None:
+        """Append what the model will read next, unless nothing could follow it."""
+        where = f"environment {self._request.env_id!r}: step"
+        if not messages:
+            raise EnvError(
+                f"{where} returned an empty observation after a turn without tool calls and did "
+                "not end the episode; say something, or return terminated=True"
+            )
+        if any(message["role"] == "assistant" for message in messages):
+            raise EnvError(f"{where} returned an assistant message; only the model speaks as one")
+        try:
+            filled = self._conversation.render_next(messages)
+        except RenderError as error:
+            raise EnvError(f"{where}: {error}") from error
+        length = len(self._conversation.record) + len(filled.ids)
+        if length >= self._loop.limits.max_context_tokens:
+            return StopReason.MAX_CONTEXT_TOKENS
+        self._conversation.append(filled)
+        return None
+
+    # ------------------------------------------------------------------ the parts around it
+
+    async def _from_env(self, call: Awaitable[T]) -> T:
+        """Await the environment; whatever it raises is an error with a type of ours."""
+        try:
+            return await call
+        except (AgentRLError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            raise EnvError(f"environment {self._request.env_id!r} raised {named(error)}") from error
+
+    async def _tool_context(self, tool: str) -> ToolContext:
+        key = self._loop.toolbox.state_keys[tool]
+        return ToolContext(
+            trajectory_id=self._request.trajectory_id,
+            seed=derive_seed(self._request.seed, "tool", tool),
+            sandboxes=self._loop.sandboxes,
+            state=await self._from_env(self._env.tool_state(key)),
+        )
+
+    async def _grade(self) -> Score:
+        rewards = [turn.reward for turn in self._turns]
+        rubric = self._env.rubric
+        if rubric is None:
+            return Score(reward=0.0, success=self._success(sum(rewards)))
+        episode = Episode(
+            task=self._request.task,
+            messages=list(self._conversation.messages),
+            turns=list(self._turns),
+            info=self._info,
+            sandboxes=self._loop.sandboxes,
+            turn_rewards=rewards,
+        )
+        with self._timed("reward"):
+            return await self._from_env(rubric.score(episode))
+
+    def _success(self, reward: float) -> bool:
+        success = self._info.get("success")
+        if success is None:
+            return reward > 0
+        if not isinstance(success, (bool, np.bool_)):
+            raise EnvError(
+                f"environment {self._request.env_id!r}: info['success'] must be a bool, "
+                f"got {success!r} ({type(success).__name__})"
+            )
+        return bool(success)
+
+    def _verify(self) -> int:
+        """Check the record; return how many turns drifted."""
+        if not self._conversation.record.spans:
+            return 0
+        samples: list[DriftSample] = self._conversation.verify()
+        for sample in samples[:1]:
+            self._loop.drift_samples.append((self._request.trajectory_id, sample))
+        return len(samples)
+
+    async def _close(self) -> None:
+        """Close everything, also where the episode is being cancelled, and cancelled again."""
+        closing = asyncio.ensure_future(self._close_parts())
+        _closings.add(closing)
+        closing.add_done_callback(_closings.discard)
+        await asyncio.shield(closing)
+
+    async def _close_parts(self) -> None:
+        await self._tools.close()
+        if self._loop.end_session is not None:
+            try:
+                async with asyncio.timeout(self._loop.limits.close_timeout_s):
+                    await self._loop.end_session(self._request.trajectory_id)
+            except Exception as error:
+                logger.warning("ending a session failed: %s", named(error))
+        await self._env.close()
+
+    def _timed(self, name: str) -> _Timed:
+        return _Timed(self._timings_s, name)
+
+    def _trajectory(self, stop_reason: StopReason, score: Score | None, drift: int) -> Trajectory:
+        request = self._request
+        for turn in self._turns:
+            for name, seconds in turn.timings_s.items():
+                self._timings_s[name] = self._timings_s.get(name, 0.0) + seconds
+        return Trajectory(
+            id=request.trajectory_id,
+            env_id=request.env_id,
+            task=request.task,
+            group_id=request.group_id,
+            sample_index=request.sample_index,
+            attempt=request.attempt,
+            seed=request.seed,
+            segments=[self._conversation.record.to_segment()],
+            turns=self._turns,
+            messages=self._conversation.messages,
+            stop_reason=stop_reason,
+            error=self._error,
+            score=score,
+            drift=drift,
+            wall_clock_limited=self._wall_clock_limited,
+            timings_s=self._timings_s,
+        )
+
+
+class _Timed:
+    """Adds the seconds of a block to a dictionary."""
+
+    __slots__ = ("_name", "_start", "_timings_s")
+
+    def __init__(self, timings_s: dict[str, float], name: str) -> None:
+        self._timings_s = timings_s
+        self._name = name
+        self._start = 0.0
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        seconds = time.perf_counter() - self._start
+        self._timings_s[self._name] = self._timings_s.get(self._name, 0.0) + seconds
+
+
+_closings: set[asyncio.Future[None]] = set()
+"""Keeps closings alive where the task that waits for them is cancelled a second time."""

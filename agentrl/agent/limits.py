@@ -1,0 +1,37 @@
+"""Limits of an episode: every one has a value, so that nothing runs without an end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from agentrl.errors import ConfigError
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class LoopLimits:
+    """What ends an episode that its environment does not end.
+
+    Raises:
+        ConfigError: a limit is not positive.
+    """
+
+    max_turns: int = 8
+    max_turn_tokens: int = 256
+    """Sampled in one turn."""
+    max_response_tokens: int = 1024
+    """Sampled over the whole trajectory."""
+    max_context_tokens: int = 2048
+    """Prompt, answers of tools and sampled tokens together."""
+    max_turn_calls: int = 16
+    """Tool calls in one turn; those beyond are refused with one message."""
+    trajectory_timeout_s: float = 120.0
+    """Wall clock from reset to the last step; grading and closing come on top."""
+    close_timeout_s: float = 5.0
+    """For each thing that is closed when the episode is over."""
+
+    def __post_init__(self) -> None:
+        """Refuse limits that would end every episode at once."""
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            if not value > 0:
+                raise ConfigError(f"rollout.{limit.name}={value} must be positive")

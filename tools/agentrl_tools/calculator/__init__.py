@@ -1,0 +1,7 @@
+"""Arithmetic on an expression, without ``eval``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+SPEC = Path(__file__).with_name("tool.yaml")
