@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from agentrl.errors import ConfigError
 
 
-@dataclass(slots=True, frozen=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class LoopLimits:
     """What ends an episode that its environment does not end.
 

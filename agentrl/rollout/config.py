@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from agentrl.agent.limits import LoopLimits
+
 
 @dataclass(slots=True, kw_only=True)
 class PartConfig:
@@ -16,8 +18,8 @@ class PartConfig:
 
 
 @dataclass(slots=True, kw_only=True)
-class RolloutConfig:
-    """How trajectories are sampled. Every limit has a default: nothing runs without an end."""
+class RolloutConfig(LoopLimits):
+    """How trajectories are sampled; the limits of an episode stand in the base class."""
 
     engine: PartConfig = field(default_factory=lambda: PartConfig(id="hf"))
     n: int = 8
@@ -25,13 +27,6 @@ class RolloutConfig:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
-    max_turns: int = 8
-    max_turn_tokens: int = 256
-    max_response_tokens: int = 1024
-    """Sampled tokens over the whole trajectory."""
-    max_context_tokens: int = 2048
-    """Prompt, answers of tools and sampled tokens together."""
-    trajectory_timeout_s: float = 120.0
     reward_timeout_s: float = 30.0
     """For grading one finished episode."""
     collect_timeout_s: float = 1800.0
