@@ -1,4 +1,4 @@
-"""Rollout engines by name."""
+"""Rollout engines by name: ``(model, *, max_context, deterministic, kwargs) -> RolloutEngine``."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from agentrl.registry import Registry
 from agentrl.rollout.engine import RolloutEngine
 
 engine_registry: Registry[Callable[..., RolloutEngine]] = Registry(
-    "rollout engine", "agentrl.engines", {"hf": "agentrl.rollout.engines.hf:HFEngine"}
+    "rollout engine", "agentrl.engines", {"hf": "agentrl.rollout.engines.build:build_hf"}
 )

@@ -1,0 +1,106 @@
+"""Where episodes are played: environments, tools, sandboxes and the agent loop, opened together."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from agentrl.agent.failures import classify, named
+from agentrl.agent.loop import AgentLoop, EpisodeRequest
+from agentrl.agent.renderer import Renderer
+from agentrl.env.base import ScriptedPolicy
+from agentrl.env.config import EnvConfig
+from agentrl.env.host import EnvHosts
+from agentrl.errors import AgentRLError
+from agentrl.rollout.config import RolloutConfig
+from agentrl.rollout.engine import RolloutEngine
+from agentrl.rollout.groups import Sample
+from agentrl.sandbox.base import SandboxProvider
+from agentrl.tool.binding import Toolbox
+from agentrl.tool.config import ToolsConfig
+from agentrl.tool.parsers import make_parser
+from agentrl.types import Trajectory
+
+
+@dataclass(slots=True, kw_only=True)
+class Stage:
+    """Plays one episode at a time per call; any number of calls run concurrently."""
+
+    env_id: str
+    hosts: EnvHosts
+    loop: AgentLoop
+
+    async def play(
+        self, sample: Sample, *, policy: ScriptedPolicy | None = None
+    ) -> Trajectory:
+        """Play an episode in a fresh environment; what fails in it is data."""
+        request = EpisodeRequest(
+            env_id=self.env_id,
+            task=sample.task,
+            seed=sample.seed,
+            group_id=sample.group_id,
+            sample_index=sample.sample_index,
+            attempt=sample.attempt,
+            temperature=sample.temperature,
+        )
+        try:
+            env = await self.hosts.open()
+        except AgentRLError as error:
+            return _never_opened(request, error)
+        return await self.loop.run(env, request, policy=policy)
+
+
+def _never_opened(request: EpisodeRequest, error: AgentRLError) -> Trajectory:
+    """An environment whose constructor fails costs its own trajectory, as any other failure."""
+    stop_reason = classify(error)
+    if stop_reason is None:
+        raise error
+    return Trajectory(
+        id=request.trajectory_id,
+        env_id=request.env_id,
+        task=request.task,
+        group_id=request.group_id,
+        sample_index=request.sample_index,
+        attempt=request.attempt,
+        seed=request.seed,
+        segments=[],
+        turns=[],
+        messages=[],
+        stop_reason=stop_reason,
+        error=named(error),
+    )
+
+
+@asynccontextmanager
+async def open_stage(
+    *,
+    env: EnvConfig,
+    env_tools: tuple[str, ...],
+    tools: ToolsConfig,
+    rollout: RolloutConfig,
+    renderer: Renderer,
+    engine: RolloutEngine,
+    sandboxes: SandboxProvider,
+    tool_parser: str,
+) -> AsyncIterator[Stage]:
+    """Open everything an episode needs; leaving closes threads and processes.
+
+    Raises:
+        ConfigError, RegistryError, ToolSpecError: a part that does not exist or cannot be used.
+        RenderError: the chat template cannot show these tools.
+    """
+    async with AsyncExitStack() as stack:
+        hosts = EnvHosts(env, reward_timeout_s=rollout.reward_timeout_s)
+        stack.push_async_callback(hosts.close)
+        loop = AgentLoop(
+            generate=engine.generate,
+            renderer=renderer,
+            toolbox=Toolbox(env_tools, replace=tools.specs, allow_import=tools.allow_import),
+            sandboxes=sandboxes,
+            limits=rollout,
+            parser=make_parser(tool_parser),
+            end_session=engine.end_session,
+        )
+        yield Stage(env_id=env.id, hosts=hosts, loop=loop)
+
