@@ -67,8 +67,9 @@ class RichTracker:
             for key in stale:
                 del self._shown[key]
         self._shown |= plain
-        if is_finite(plain.get("success/mean")):
-            self._success.append(float(plain["success/mean"]))  # type: ignore[arg-type]
+        success = plain.get("success/mean")
+        if is_finite(success):
+            self._success.append(float(success))
         if self._live is None:
             self._console.print(self._line(plain), markup=False, highlight=False, soft_wrap=True)
         else:

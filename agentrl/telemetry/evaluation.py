@@ -140,8 +140,8 @@ def evaluate_strata(
 ) -> list[StratumResult]:
     """Evaluate all tasks, then every ``<tag>=<value>`` of the tasks' tags, in order.
 
-    Strata without a scored sample are left out. pass@k is given for powers of two up to the
-    smallest number of scored samples of a task.
+    Strata without a scored sample are left out. pass@k is given for those powers of two that at
+    least half of the tasks have scored samples for; tasks with fewer are left out of that k.
     """
     members: dict[str, list[Trajectory]] = {ALL_TASKS: list(trajectories)}
     tagged: dict[str, list[Trajectory]] = {}
@@ -199,7 +199,8 @@ def _evaluate(stratum: str, trajectories: Sequence[Trajectory], confidence: floa
     for trajectory in scored:
         rewards.setdefault(_task_key(trajectory), []).append(trajectory.total_reward)
     per_task = len(scored) / len(successes)
-    smallest = min(len(values) for values in successes.values())
+    counts = sorted(len(values) for values in successes.values())
+    most = counts[len(counts) // 2]
     return StratumResult(
         stratum=stratum,
         num_tasks=len(successes),
@@ -212,11 +213,15 @@ def _evaluate(stratum: str, trajectories: Sequence[Trajectory], confidence: floa
         ),
         pass_at_k={
             k: proportion_interval(
-                [pass_at_k(len(values), sum(values), k) for values in successes.values()],
+                [
+                    pass_at_k(len(values), sum(values), k)
+                    for values in successes.values()
+                    if len(values) >= k
+                ],
                 samples_per_task=per_task,
                 confidence=confidence,
             )
-            for k in (2**power for power in range(smallest.bit_length()))
+            for k in (2**power for power in range(most.bit_length()))
         },
         reward=mean_interval([float(np.mean(v)) for v in rewards.values()], confidence=confidence),
         turns_mean=float(np.mean([len(item.turns) for item in scored])),

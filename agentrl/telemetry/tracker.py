@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.registry import Registry
@@ -143,11 +143,11 @@ def plain_value(value: Any) -> MetricValue:
     return repr(value)
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[int | float]:
     """True for finite and non-finite numbers, not for bools."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def is_finite(value: object) -> bool:
+def is_finite(value: object) -> TypeGuard[int | float]:
     """True for a number that can be drawn."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

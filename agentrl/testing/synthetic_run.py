@@ -160,7 +160,8 @@ def _train_step(
     advantages = make_advantages(members)
     everything = members + [attempt for group in groups for attempt in group.discarded]
     run.write_trajectories(step, everything, advantages=advantages)
-    trained = {name for name, rows in advantages.items() if any(row.any() for row in rows)}
+    flat = {g.id for g in groups if len({m.total_reward for m in g.trajectories}) == 1}
+    trained = {member.id for member in members if member.group_id not in flat}
     left = 1 - step / total
     collect, update, sync = 2.0 + rng.random(), 1.1 + 0.2 * rng.random(), 0.05
     tokens = sum(member.num_sampled_tokens for member in members)

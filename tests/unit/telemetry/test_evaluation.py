@@ -94,8 +94,16 @@ def test_tasks_weigh_the_same_whatever_their_number_of_samples() -> None:
     (result,) = evaluate_strata(items)
     assert result.success.mean == 0.5
     assert result.num_tasks == 2 and result.num_samples == 8
-    assert sorted(result.pass_at_k) == [1, 2]
     assert result.pass_at_k[1].mean == 0.5
+
+
+def test_pass_at_k_leaves_out_the_few_tasks_with_fewer_samples() -> None:
+    items = [t for i in range(3) for t in _samples(f"t{i}", [True, False])]
+    items += _samples("lost one", [False, None]) + _samples("has more", [False] * 9)
+    (result,) = evaluate_strata(items)
+    assert sorted(result.pass_at_k) == [1, 2]
+    assert result.pass_at_k[2].mean == 0.75
+    assert result.pass_at_k[1].mean == pytest.approx(0.3)
 
 
 def test_strata_come_from_the_tags_of_the_tasks() -> None:

@@ -1,0 +1,211 @@
+"""``report.html``: what happened in a run, as one file without any external resource.
+
+Works on a run that is going on, crashed or lost some of its files: what cannot be read is named
+on the page, and the rest is shown.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from agentrl.errors import DataError
+from agentrl.telemetry import summary, svg
+from agentrl.telemetry.censoring import Fate, censoring_rows
+from agentrl.telemetry.charts import Lines, charts
+from agentrl.telemetry.console import duration
+from agentrl.telemetry.evaluation import Interval, StratumResult, evaluate_strata, paired_gain
+from agentrl.telemetry.files import atomic_write
+from agentrl.telemetry.jsonl import read_metrics
+from agentrl.telemetry.report_trajectories import ShownTrajectory, choose_trajectories, open_decoder
+from agentrl.telemetry.run_dir import RunDir
+from agentrl.telemetry.trajectory_io import read_trajectories
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, kw_only=True)
+class EvaluationRow:
+    """One stratum, at the first and at the last stored evaluation."""
+
+    stratum: str
+    last: StratumResult
+    first: StratumResult | None
+
+
+@dataclass(slots=True, kw_only=True)
+class EvaluationTable:
+    """Evaluations as they are stored with their trajectories."""
+
+    first_step: int
+    last_step: int
+    rows: list[EvaluationRow]
+    gain: Interval | None
+    """Change in success from first to last, paired by task."""
+    gain_tasks: int = 0
+
+
+@dataclass(slots=True)
+class Notices:
+    """What could not be read, for the reader of the page."""
+
+    messages: list[str] = field(default_factory=list)
+
+    def guard(self, read: Callable[[], T], default: T) -> T:
+        """Return ``read()``, or note why that is not possible and return ``default``."""
+        try:
+            return read()
+        except (DataError, OSError) as error:
+            self.messages.append(str(error))
+            return default
+
+
+def render_report(run_dir: str | Path | RunDir, *, seed: int = 0) -> Path:
+    """Write ``report.html`` into a run directory and return its path.
+
+    Args:
+        run_dir: finished, going on or crashed.
+        seed: chooses the random ones among the trajectories shown.
+
+    Raises:
+        DataError: there is no such directory.
+        OSError: the page cannot be written.
+    """
+    run = run_dir if isinstance(run_dir, RunDir) else RunDir(run_dir)
+    if not run.path.is_dir():
+        raise DataError(f"no run directory {str(run.path)!r}")
+    notices = Notices()
+    lines = notices.guard(lambda: read_metrics(run.metrics_path), [])
+    config = notices.guard(run.read_config, {})
+    shown = _trajectories(run, seed, notices)
+    context = {
+        "name": run.name,
+        "config": config,
+        "config_text": yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
+        "facts": _facts(config),
+        "status": _status(config, lines),
+        "held_out": summary.held_out_changes(lines),
+        "training": summary.training_change(lines, "success/mean", "training"),
+        "totals": _totals(lines),
+        "plots": [svg.plot(chart) for chart in charts(lines)],
+        "timings": summary.timing_rows(lines),
+        "stops": summary.stop_rows(lines),
+        "tools": summary.tool_rows(lines),
+        "censoring": censoring_rows(lines),
+        "fates": list(Fate),
+        "evaluation": notices.guard(lambda: _evaluation(run), None),
+        "trajectories": shown,
+        "notices": notices.messages,
+        "svg": svg,
+    }
+    # Text that UTF-8 cannot hold (half a surrogate pair) must not cost the report.
+    atomic_write(run.report_path, _page(context).encode(errors="backslashreplace"))
+    return run.report_path
+
+
+def _page(context: dict[str, Any]) -> str:
+    folder = files("agentrl.telemetry") / "templates"
+    style, script, template = (
+        (folder / name).read_text(encoding="utf-8")
+        for name in ("report.css", "report.js", "report.html.j2")
+    )
+    # Autoescape is the guard against markup in the output of tools; the policy is the second one:
+    # no script but ours runs, and nothing is loaded from anywhere.
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"number": svg.number, "duration": duration, "percent": _percent}
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return environment.from_string(template).render(
+        **context, style=Markup(style), script=Markup(script), script_sha256=digest
+    )
+
+
+def _facts(config: dict[str, Any]) -> list[tuple[str, str]]:
+    """The settings that a reader looks for first; those that are not there are left out."""
+    wanted = [
+        ("environment", ("env", "id")),
+        ("model", ("model", "path")),
+        ("advantage", ("algo", "advantage")),
+        ("loss", ("algo", "loss")),
+        ("prompts per step", ("trainer", "prompts_per_step")),
+        ("samples per prompt", ("rollout", "n")),
+        ("learning rate", ("actor", "lr")),
+        ("temperature", ("rollout", "temperature")),
+        ("max turns", ("rollout", "max_turns")),
+        ("failure policy", ("failure", "policy")),
+        ("seed", ("trainer", "seed")),
+    ]
+    found = [(label, _lookup(config, path)) for label, path in wanted]
+    return [(label, str(value)) for label, value in found if value is not None]
+
+
+def _status(config: dict[str, Any], lines: Lines) -> dict[str, Any]:
+    done = int(lines[-1]["step"]) if lines else 0
+    total = _lookup(config, ("trainer", "total_steps"))
+    total = total if isinstance(total, int) else None
+    return {"done": done, "total": total, "finished": total is not None and done >= total}
+
+
+def _lookup(config: dict[str, Any], path: tuple[str, ...]) -> Any:
+    value: Any = config
+    for part in path:
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def _totals(lines: Lines) -> dict[str, Any]:
+    count = summary.total(lines, "trajectories/count")
+    return {
+        "seconds": summary.total(lines, "timing_s/step"),
+        "step_s": summary.mean(lines, "timing_s/step"),
+        "tokens_per_s": summary.mean(lines, "throughput/rollout_tokens_per_s"),
+        "trajectories": count,
+        "failed": summary.total(lines, "trajectories/failed"),
+        "drift": summary.total(lines, "render/drift"),
+        "wall_clock_limited": summary.total(lines, "wall_clock_limited"),
+    }
+
+
+def _evaluation(run: RunDir) -> EvaluationTable | None:
+    steps = run.eval_steps()
+    if not steps:
+        return None
+    last = read_trajectories(run.eval_path(steps[-1]))
+    first = read_trajectories(run.eval_path(steps[0])) if len(steps) > 1 else []
+    before = {result.stratum: result for result in evaluate_strata(first)}
+    common = _scored_tasks(first) & _scored_tasks(last)
+    return EvaluationTable(
+        first_step=steps[0],
+        last_step=steps[-1],
+        rows=[
+            EvaluationRow(stratum=result.stratum, last=result, first=before.get(result.stratum))
+            for result in evaluate_strata(last)
+        ],
+        gain=paired_gain(first, last) if len(common) > 1 else None,
+        gain_tasks=len(common),
+    )
+
+
+def _scored_tasks(trajectories: list[Any]) -> set[tuple[str, str]]:
+    return {(item.env_id, item.task.id) for item in trajectories if item.score is not None}
+
+
+def _trajectories(run: RunDir, seed: int, notices: Notices) -> list[ShownTrajectory]:
+    decoder = notices.guard(lambda: open_decoder(run), None)
+    return notices.guard(lambda: choose_trajectories(run, decoder, seed=seed), [])
+
+
+def _percent(fraction: float) -> str:
+    """``12 %``, with a decimal below ten."""
+    value = 100 * fraction
+    return f"{value:.0f} %" if value >= 9.95 or value == 0 else f"{value:.1f} %"
