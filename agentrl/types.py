@@ -221,6 +221,8 @@ class Score:
     success: bool
     parts: Mapping[str, float] = field(default_factory=dict)
     """Named components, for metrics."""
+    turn_rewards: Sequence[float] = ()
+    """Added to the rewards of the turns, in order: what only the grader can tell of them."""
 
 
 # --------------------------------------------------------------------------- trajectories

@@ -78,6 +78,10 @@ def check_score(value: Any, *, env: str) -> Score:
             str(name): check_reward(part, where=f"{env}: part {name!r} of the rubric")
             for name, part in value.parts.items()
         },
+        turn_rewards=tuple(
+            check_reward(reward, where=f"{env}: reward of turn {turn} of the rubric")
+            for turn, reward in enumerate(value.turn_rewards)
+        ),
     )
 
 
