@@ -31,7 +31,7 @@ class LoopLimits:
 
     def __post_init__(self) -> None:
         """Refuse limits that would end every episode at once."""
-        for limit in fields(self):
+        for limit in fields(LoopLimits):
             value = getattr(self, limit.name)
             if not value > 0:
-                raise ConfigError(f"rollout.{limit.name}={value} must be positive")
+                raise ConfigError(f"rollout.{limit.name}={value}: must be above 0")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -34,7 +35,7 @@ def load(overrides: Sequence[str], *, base: Config | None = None) -> Config:
     Raises:
         ConfigError: an unknown key, a wrong type, or settings that contradict each other.
     """
-    parsed = [_checked(override) for override in _parse(overrides)]
+    parsed = [_checked(override) for override in _parse(_itemised(overrides))]
     if base is not None:
         config = _merge(base, parsed)
     else:
@@ -90,14 +91,26 @@ def from_yaml(path: Path) -> Config:
     return from_dict(data, source=str(path))
 
 
-def _parse(overrides: Sequence[str]) -> list[Override]:
+def _itemised(overrides: Sequence[str]) -> Iterator[str]:
+    """Turn ``env.kwargs={a: 1}`` into ``env.kwargs.a=1``: one form for the rest."""
     for item in overrides:
+        key, _, text = item.partition("=")
+        value = yaml.safe_load(text) if key.lstrip("+") in _free_keys() else None
+        if isinstance(value, dict):
+            yield from (f"{key}.{name}={json.dumps(inner)}" for name, inner in value.items())
+        else:
+            yield item
+
+
+def _parse(overrides: Iterable[str]) -> list[Override]:
+    items = list(overrides)
+    for item in items:
         if "=" not in item and not item.startswith("~"):
             raise ConfigError(
                 f"{item!r} is no setting: write key=value, for example trainer.seed=1"
             )
     try:
-        return OverridesParser.create().parse_overrides(list(overrides))
+        return OverridesParser.create().parse_overrides(items)
     except HydraException as error:
         raise ConfigError(_explain(error)) from error
 
@@ -109,10 +122,22 @@ def _checked(override: Override) -> Override:
         raise ConfigError(f"{override.input_line!r}: several values at once are not supported")
     if override.is_delete():
         raise ConfigError(f"{override.input_line!r}: settings cannot be deleted, only changed")
-    known = _known_keys()
-    if key in known or any(key.startswith(f"{name}.") for name in _free_keys()):
+    if key in _groups():
+        _group_file(key, override.value())
         return override
-    raise ConfigError(unknown_key_message(key, known))
+    free = _free_keys()
+    if key in _known_keys() or key in free or any(key.startswith(f"{name}.") for name in free):
+        return override
+    raise ConfigError(unknown_key_message(key, _known_keys() + free))
+
+
+def _group_file(group: str, choice: object) -> Path:
+    known = sorted(path.stem for path in (config_dir() / group).glob("*.yaml"))
+    if choice not in known:
+        close = difflib.get_close_matches(str(choice), known, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise ConfigError(f"{group}={choice}: {hint}known: {', '.join(known) or 'none'}")
+    return config_dir() / group / f"{choice}.yaml"
 
 
 def unknown_key_message(key: str, known: Sequence[str]) -> str:
@@ -142,10 +167,7 @@ def _merge(base: Config, overrides: Sequence[Override]) -> Config:
     for override in overrides:
         key = override.key_or_group
         if key in _groups():
-            file = config_dir() / key / f"{override.value()}.yaml"
-            if not file.is_file():
-                known = sorted(path.stem for path in file.parent.glob("*.yaml"))
-                raise ConfigError(f"{key}={override.value()}: known are {', '.join(known)}")
+            file = _group_file(key, override.value())
             tree[key] = OmegaConf.merge(tree[key], OmegaConf.load(file))
             continue
         try:
@@ -186,12 +208,13 @@ def _explain(error: Exception) -> str:
 
 @cache
 def _known_keys() -> tuple[str, ...]:
-    return tuple(_walk(Config)) + _groups()
+    return tuple(_walk(Config))
 
 
 @cache
 def _groups() -> tuple[str, ...]:
-    return tuple(sorted(path.name for path in config_dir().iterdir() if path.is_dir()))
+    """Sections that a file of ``configs`` can fill: ``algo=rloo``."""
+    return tuple(sorted(path.name for path in config_dir().iterdir() if any(path.glob("*.yaml"))))
 
 
 @cache
