@@ -17,7 +17,14 @@ from agentrl.agent.failures import check_generation, classify, named
 from agentrl.agent.messages import answer_message, as_messages, scripted_message, tool_messages
 from agentrl.env.base import Episode, Observation, ScriptedPolicy
 from agentrl.env.host import Hosted
-from agentrl.errors import AgentRLError, EngineError, EnvError, RenderError, SandboxError
+from agentrl.errors import (
+    AgentRLError,
+    EngineError,
+    EnvError,
+    RenderError,
+    RewardError,
+    SandboxError,
+)
 from agentrl.seeding import derive_seed
 from agentrl.tool.base import ToolContext
 from agentrl.tool.executor import ToolExecutor
@@ -365,7 +372,18 @@ class EpisodeRun:
             turn_rewards=rewards,
         )
         with self._timed("reward"):
-            return await self._from_env(rubric.score(episode))
+            score = await self._from_env(rubric.score(episode))
+        self._pay_turns(score)
+        return score
+
+    def _pay_turns(self, score: Score) -> None:
+        if len(score.turn_rewards) > len(self._turns):
+            raise RewardError(
+                f"environment {self._request.env_id!r}: the rubric rewards "
+                f"{len(score.turn_rewards)} turns of an episode of {len(self._turns)}"
+            )
+        for turn, reward in zip(self._turns, score.turn_rewards, strict=False):
+            turn.reward += reward
 
     def _success(self, reward: float) -> bool:
         success = self._info.get("success")

@@ -19,7 +19,7 @@ from agentrl.seeding import derive_seed
 from agentrl.types import Action, Message, Score, Task
 
 MIN_WIDTH, MAX_WIDTH = 5, 10
-HALVING_PROBABILITY = 0.15
+HALVING_PROBABILITY = 0.22
 """Share of demonstrations that halve the range; the others count up from its low end."""
 SLIP_PROBABILITY = 0.05
 """Chance per turn that a demonstration guesses any number that is left instead."""

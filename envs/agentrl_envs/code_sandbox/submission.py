@@ -1,0 +1,94 @@
+"""What an agent submits: the function as its cells left it, or a code block of its last message.
+
+Cells are read, never run, here. Replayed in a fresh interpreter, the statements kept give the
+workspace's names again: definitions, imports, assignments and blocks, in order. Bare expressions
+(``check(f)``, ``print(...)``) are dropped, since they only show something; a cell that does not
+parse, or that ran out of time and took its names with it, counts for nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+
+MAX_CELL_CHARS = 100_000
+# The model's odd literals ("1if x") are its own affair.
+warnings.filterwarnings("ignore", category=SyntaxWarning, module="<cell>")
+
+_BLOCK = re.compile(r"^```(?:python|py)[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_PRELUDE = "def check(f): pass"
+
+
+class Workspace:
+    """The names that the cells of an episode leave behind.
+
+    A statement that raised in its cell did not stop the next cell, and does not here: all but
+    definitions are guarded. Calls of ``check`` find one that does nothing.
+    """
+
+    def __init__(self, entry_point: str) -> None:
+        self._entry_point = entry_point
+        self._kept = [_PRELUDE]
+        self._defined = False
+
+    def add(self, cell: str) -> None:
+        """Take note of a cell that ran."""
+        for statement in _statements(cell):
+            self._defined |= self._entry_point in _names(statement)
+            self._kept.append(_guarded(statement))
+
+    def source(self) -> str | None:
+        """Return source that defines the entry point; None where no cell did."""
+        return "\n".join(self._kept) if self._defined else None
+
+
+def block_source(message: str) -> tuple[bool, str | None]:
+    """Find a ```` ```python ```` block in a message.
+
+    Returns:
+        Whether there is any, and its source: None where there are several, since a message with
+        two answers has none.
+    """
+    blocks = _BLOCK.findall(message)
+    return bool(blocks), blocks[0] if len(blocks) == 1 else None
+
+
+def _statements(cell: str) -> list[ast.stmt]:
+    if len(cell) > MAX_CELL_CHARS:
+        return []
+    try:
+        body = ast.parse(cell, filename="<cell>").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    return [statement for statement in body if not isinstance(statement, ast.Expr)]
+
+
+def _names(statement: ast.stmt) -> set[str]:
+    """Return the names that a statement may bind at the top level."""
+    if isinstance(statement, _DEFINITIONS):
+        return {statement.name}
+    names: set[str] = set()
+    for node in ast.walk(statement):
+        if isinstance(node, _DEFINITIONS):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.alias):
+            names.add((node.asname or node.name).partition(".")[0])
+    return names
+
+
+def _guarded(statement: ast.stmt) -> str:
+    try:
+        source = ast.unparse(statement)
+    except (RecursionError, ValueError):
+        return "pass"
+    # A definition without decorators or defaults cannot fail; the common case stays readable.
+    if isinstance(statement, ast.FunctionDef) and not statement.decorator_list:
+        return source
+    if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
+        return "pass"  # must come first in a file, and changes nothing that is graded
+    body = source.replace("\n", "\n    ")
+    return f"try:\n    {body}\nexcept Exception:\n    pass"
