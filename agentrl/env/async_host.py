@@ -7,7 +7,8 @@ belongs in a thread (a synchronous :class:`~agentrl.env.base.Env`) or a process.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+import inspect
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from agentrl.env.base import AsyncEnv, Episode, Observation, Rubric
@@ -42,6 +43,12 @@ async def with_deadline(
     task.add_done_callback(_retrieve)
     task.cancel()
     raise timeout_error
+
+
+async def _settled(method: Callable[[], Any]) -> Any:
+    """Call ``method``, which may be a coroutine function or, where nothing waits, a plain one."""
+    value = method()
+    return await value if inspect.isawaitable(value) else value
 
 
 def _retrieve(task: asyncio.Future[Any]) -> None:
@@ -114,8 +121,11 @@ class AsyncHostedEnv:
 
     async def tool_state(self, tool: str) -> Mapping[str, Any]:
         """See :meth:`agentrl.env.hosted.Hosted.tool_state`."""
-        with converted(self._label, "tool_state"):
-            state = self._env.tool_state(tool)
+        state = await self._timed(
+            "tool_state",
+            _settled(lambda: self._env.tool_state(tool)),
+            self._config.step_timeout_s,
+        )
         if not isinstance(state, Mapping):
             raise EnvError(
                 f"{self._label}: tool_state({tool!r}) must return a mapping, "
@@ -128,8 +138,7 @@ class AsyncHostedEnv:
         anchor = getattr(self._env, "anchor", None)
         if anchor is None:
             return None
-        with converted(self._label, "anchor"):
-            return anchor()
+        return await self._timed("anchor", _settled(anchor), self._config.step_timeout_s)
 
     async def close(self) -> None:
         """See :meth:`agentrl.env.hosted.Hosted.close`."""
