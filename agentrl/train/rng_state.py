@@ -1,0 +1,30 @@
+"""The global random generators of Python and numpy. (The training engine keeps torch's.)"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+
+def capture_rng() -> dict[str, Any]:
+    """Return the state of both generators as JSON values."""
+    version, words, gauss = random.getstate()
+    numpy_state: Any = np.random.get_state(legacy=False)
+    return {
+        "python": [version, list(words), gauss],
+        "numpy": numpy_state
+        | {"state": {**numpy_state["state"], "key": numpy_state["state"]["key"].tolist()}},
+    }
+
+
+def restore_rng(state: Mapping[str, Any]) -> None:
+    """Undo :func:`capture_rng`."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    numpy_state = dict(state["numpy"])
+    key = np.array(numpy_state["state"]["key"], dtype=np.uint32)
+    numpy_state["state"] = {**numpy_state["state"], "key": key}
+    np.random.set_state(numpy_state)

@@ -1,0 +1,57 @@
+"""Tells whether a run may go on under the settings it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from agentrl.errors import CheckpointError
+
+
+def changed_settings(
+    saved: Mapping[str, Any], current: Mapping[str, Any], *, free: tuple[str, ...] = ()
+) -> dict[str, tuple[Any, Any]]:
+    """Compare two configurations.
+
+    Args:
+        free: dotted keys, or prefixes that end in a dot, that may differ.
+
+    Returns:
+        Dotted key -> (saved value, current value) where they differ; None for an absent key.
+    """
+    before, after = dict(_flatten(saved)), dict(_flatten(current))
+    return {
+        key: (before.get(key), after.get(key))
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key)
+        and not any(key == name or (name.endswith(".") and key.startswith(name)) for name in free)
+    }
+
+
+def refuse_changed_settings(
+    saved: Mapping[str, Any], current: Mapping[str, Any], *, free: tuple[str, ...] = ()
+) -> None:
+    """Refuse to resume with settings that would train something else.
+
+    Raises:
+        CheckpointError: names every setting with both values.
+    """
+    changed = changed_settings(saved, current, free=free)
+    if changed:
+        listed = "; ".join(
+            f"{key} was {old!r} and is now {new!r}" for key, (old, new) in changed.items()
+        )
+        raise CheckpointError(
+            f"the checkpoint was made with other settings: {listed}. Use the old values, start a "
+            "new run, or set trainer.force_resume=true to go on all the same"
+        )
+
+
+def _flatten(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        return [
+            item
+            for key, inner in value.items()
+            for item in _flatten(inner, f"{prefix}.{key}" if prefix else str(key))
+        ]
+    return [(prefix, value)]

@@ -1,0 +1,80 @@
+"""Nested state as JSON beside safetensors: exact, and nothing is executed when it is read.
+
+A state is made of dictionaries with text keys, lists, text, numbers, booleans, None and tensors.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+JSON_NAME = "state.json"
+TENSORS_NAME = "tensors.safetensors"
+_MARK = "tensor://"
+
+
+def write_state(directory: Path, state: Mapping[str, Any]) -> list[Path]:
+    """Write ``state`` into an existing directory; returns the files.
+
+    Raises:
+        OSError, SafetensorError: the files cannot be written.
+        TypeError: a value of a type that cannot be stored (a bug of the caller).
+    """
+    tensors: dict[str, Tensor] = {}
+    skeleton = _split(state, "", tensors)
+    json_path, tensors_path = directory / JSON_NAME, directory / TENSORS_NAME
+    json_path.write_text(json.dumps(skeleton), encoding="utf-8")
+    save_file(tensors, tensors_path)
+    return [json_path, tensors_path]
+
+
+def read_state(directory: Path) -> dict[str, Any]:
+    """Undo :func:`write_state`; tensors come on the CPU.
+
+    Raises:
+        OSError, ValueError, SafetensorError: the files are missing or damaged.
+    """
+    skeleton = json.loads((directory / JSON_NAME).read_text(encoding="utf-8"))
+    state = _join(skeleton, load_file(directory / TENSORS_NAME))
+    if not isinstance(state, dict):
+        raise ValueError(f"{JSON_NAME} holds {type(state).__name__}, not a mapping")
+    return state
+
+
+def _split(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """Return ``value`` with every tensor moved to ``tensors`` and replaced by its name."""
+    if isinstance(value, Tensor):
+        if path in tensors:
+            raise TypeError(f"two tensors would be stored under {path!r}")
+        # A contiguous copy of its own: the format refuses memory that is shared.
+        tensors[path] = value.detach().cpu().clone().contiguous()
+        return _MARK + path
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            raise TypeError(f"{path or 'the state'} has keys that are no text")
+        return {key: _split(item, f"{path}/{key}", tensors) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_split(item, f"{path}/{index}", tensors) for index, item in enumerate(value)]
+    if isinstance(value, str) and value.startswith(_MARK):
+        raise TypeError(f"{path}: text may not begin with {_MARK!r}")
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    raise TypeError(f"{path} is a {type(value).__name__}, which cannot be stored")
+
+
+def _join(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, dict):
+        return {key: _join(item, tensors) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_join(item, tensors) for item in value]
+    if isinstance(value, str) and value.startswith(_MARK):
+        name = value.removeprefix(_MARK)
+        if name not in tensors:
+            raise ValueError(f"{TENSORS_NAME} lacks {name!r}")
+        return tensors[name]
+    return value
