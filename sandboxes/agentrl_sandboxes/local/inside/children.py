@@ -92,6 +92,8 @@ def fork_command(
         try:
             _become_child(in_read, out_write, err_write, -1, -1, work)
             limit_resources(limits, isolated)
+            for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
+                signal.signal(number, signal.SIG_DFL)  # Python ignores them, programs should not
             os.execvp(argv[0], argv)
         except BaseException as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
@@ -134,7 +136,7 @@ def _become_child(
     stdin: int, stdout: int, stderr: int, channel: int, channel_fd: int, work: str
 ) -> None:
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ):
+    for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     os.setsid()
     os.chdir(work)

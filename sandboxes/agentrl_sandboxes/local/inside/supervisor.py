@@ -167,7 +167,7 @@ class Supervisor:
         """Watch a child through one request and answer the host."""
         start = time.monotonic()
         verdict = self._watch(child, start + float(request["timeout_s"]), soft)
-        self._left_behind = self._isolated and len(census.others()) > 1
+        self._left_behind = self._isolated and self._count_strays() > 0
         if verdict == "done" and self._left_behind:
             verdict = self._settle() or verdict
         child.out.drain(self._flood_bytes)
@@ -181,8 +181,6 @@ class Supervisor:
         stderr, stderr_cut = child.err.take()
         if died or verdict not in ("done", "interrupted"):
             self._lose_everything()
-        elif child is not self._interpreter:
-            self._discard(child)
         header = {
             "verdict": verdict,
             "exit_code": exit_code,
@@ -193,11 +191,14 @@ class Supervisor:
         }
         self._lost_state = False
         self._channel.sendall(wire.pack(header, stdout + stderr + report + private))
+        if child in self._children and child is not self._interpreter:
+            self._discard(child)
 
     def _discard(self, child: children.Child) -> None:
         """End a child of one request, and its process group; the interpreter keeps its state."""
         _signal_group(child.pid)
-        self._ended.pop(child.pid, None)
+        if self._ended.pop(child.pid, None) is None:
+            os.waitpid(child.pid, 0)
         child.close()
         self._children.remove(child)
 
@@ -265,6 +266,10 @@ class Supervisor:
         limit_bytes = int(self._limits["memory_mb"]) << 20
         return "oom" if census.memory_bytes(pids, limit_bytes) > limit_bytes else None
 
+    def _count_strays(self) -> int:
+        """Processes in the box that this supervisor did not fork itself."""
+        return len(census.others()) - sum(c.pid not in self._ended for c in self._children)
+
     def _settle(self) -> str | None:
         """Look again at what a call left behind: a fork bomb needs a moment to show."""
         end = time.monotonic() + _SETTLE_S
@@ -272,8 +277,8 @@ class Supervisor:
         while time.monotonic() < end:
             self._reap()
             breach = self._breach()
-            now = len(census.others())
-            if breach is not None or now <= max(before, 1):
+            now = self._count_strays()
+            if breach is not None or now <= before:
                 return breach
             before = now
             time.sleep(_SETTLE_S / 5)

@@ -93,7 +93,6 @@ class Zygote:
             return
         if pid == 0:
             run_box(channel, message, self._program, self._ids)
-        channel.setblocking(False)
         self._pid_of[message["id"]] = pid
         self._box_of[pid] = (message["id"], channel)
 
@@ -109,7 +108,8 @@ class Zygote:
 
     def _farewell(self, channel: socket.socket, last_words: bytes) -> None:
         try:
-            channel.send(last_words + wire.GOODBYE)
+            # Not by a flag of the socket, which the box's own end would share.
+            channel.send(last_words + wire.GOODBYE, socket.MSG_DONTWAIT)
         except OSError:
             pass  # the host closed its end first
         channel.close()
