@@ -40,10 +40,11 @@ from agentrl.telemetry.meter import Meter
 from agentrl.telemetry.run_dir import RunDir
 from agentrl.telemetry.tracker import TrackedRun, build_trackers
 from agentrl.train.assemble import assemble
-from agentrl.train.checkpoint import CheckpointStore, refuse_changed_settings
+from agentrl.train.checkpoint import CheckpointStore
 from agentrl.train.evaluate import Evaluator, choose_tasks
 from agentrl.train.open_model import open_model
 from agentrl.train.rng_state import restore_rng
+from agentrl.train.settings import refuse_changed_settings
 from agentrl.train.trainer import Progress, Trainer
 from agentrl.train.update import update_policy
 from agentrl.types import Task, TrajectoryGroup
