@@ -19,9 +19,10 @@ from agentrl.seeding import derive_seed
 from agentrl.types import Action, Message, Score, Task
 
 MIN_WIDTH, MAX_WIDTH = 5, 10
-HALVING_PROBABILITY = 0.22
-"""Share of demonstrations that halve the range; the others count up from its low end."""
-SLIP_PROBABILITY = 0.05
+HABITS = {"halve": 0.4, "count": 0.25, "repeat": 0.35}
+"""How demonstrations guess, with probabilities: halve what is left; count up from the low end,
+whatever the answers say; say the low end again and again."""
+SLIP_PROBABILITY = 0.03
 """Chance per turn that a demonstration guesses any number that is left instead."""
 SPLITS = ("train", "val", "test")
 _NUMBER = re.compile(r"\d+")
@@ -100,7 +101,7 @@ class GuessNumber(Env):
         return f"{self._low}-{self._high}:{self._guesses_left}"
 
     def demonstrations(self, split: str, seed: int) -> Iterator[Demonstration]:
-        """Yield episodes of :func:`scripted_guess`, which wins about half of them."""
+        """Yield games of :func:`scripted_guess`, which wins about half of them."""
         rng = random.Random(f"{seed}:{split}")
         tasks = self.tasks(split)
         env = GuessNumber()
@@ -132,30 +133,33 @@ def parse_guess(text: str) -> int | None:
 
 
 def scripted_guess(
-    rng: random.Random, halving: bool, first: range, candidates: range, turn: int
+    habit: str, first: range, candidates: range, turn: int, rng: random.Random
 ) -> int:
     """Guess as the demonstrations do, with a slip now and then.
 
     Args:
-        halving: halve what is left; otherwise count up, whatever the answers say.
+        habit: one of :data:`HABITS`, kept for a whole game.
         first: the range at the start.
         candidates: what the answers so far leave of it.
         turn: 0 for the first guess.
+        rng: decides on slips.
     """
     if rng.random() < SLIP_PROBABILITY:
         return rng.choice(candidates)
-    return candidates[len(candidates) // 2] if halving else first[turn % len(first)]
+    if habit == "halve":
+        return candidates[len(candidates) // 2]
+    return first[turn % len(first)] if habit == "count" else first[0]
 
 
 def _play(env: GuessNumber, task: Task, rng: random.Random) -> tuple[list[Message], dict[str, Any]]:
     observation, info = env.reset(options={"task": task})
     messages: list[Message] = [{"role": "user", "content": str(observation)}]
     first = range(env._low, env._high + 1)
-    halving = rng.random() < HALVING_PROBABILITY
+    (habit,) = rng.choices(list(HABITS), list(HABITS.values()))
     done = False
     while not done:
         left = range(env._low, env._high + 1)
-        guess = scripted_guess(rng, halving, first, left, len(messages) // 2)
+        guess = scripted_guess(habit, first, left, len(messages) // 2, rng)
         messages.append({"role": "assistant", "content": str(guess)})
         observation, _, done, _, info = env.step(Action(text=str(guess), content=str(guess)))
         if not done:

@@ -46,7 +46,11 @@ class Obedient(Env):
     def step(self, action: Action) -> tuple[Any, Any, Any, Any, Any]:
         self.num_steps += 1
         command, _, argument = action.text.partition(" ")
-        info = {"thread": threading.get_ident(), "pid": os.getpid(), "steps": self.num_steps}
+        info: dict[str, Any] = {
+            "thread": threading.get_ident(),
+            "pid": os.getpid(),
+            "steps": self.num_steps,
+        }
         match command:
             case "sleep":
                 time.sleep(float(argument))

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from misbehaving import Coroutines
+
+from agentrl.env.base import Episode
+from agentrl.env.config import EnvConfig
+from agentrl.env.host import EnvHosts
+from agentrl.errors import EnvError, EnvTimeout, RewardTimeout
+from agentrl.types import Action, Task
+
+
+def act(text: str) -> Action:
+    return Action(text=text, content=text)
+
+
+def hosts_of(**config: Any) -> EnvHosts:
+    return EnvHosts(EnvConfig(**config), cls=Coroutines, reward_timeout_s=0.2)
+
+
+def test_coroutines_pass_through() -> None:
+    async def run() -> None:
+        env = await hosts_of().open()
+        assert await env.reset(seed=4) == ("hello", {"seed": 4})
+        assert await env.step(act("say yes")) == ("yes done", 1.0, True, False, {})
+        assert await env.tool_state("python") == {"tool": "python"}
+        assert await env.anchor() is None
+        await env.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_a_step_that_hangs_ends_at_its_deadline(stubborn: bool) -> None:
+    async def run() -> None:
+        env = await hosts_of(step_timeout_s=0.1, kwargs={"stubborn": stubborn}).open()
+        start = time.monotonic()
+        with pytest.raises(EnvTimeout, match="step did not return within 0.1 s"):
+            await env.step(act("sleep 600"))
+        assert time.monotonic() - start < 60
+        await asyncio.sleep(0.3)
+
+    asyncio.run(run())
+
+
+def test_errors_and_late_rubrics_have_their_types() -> None:
+    async def run() -> None:
+        env = await hosts_of().open()
+        await env.reset(seed=9, options={"task": Task(id="t", data={})})
+        with pytest.raises(EnvError, match="seed 9.*raised ValueError: x"):
+            await env.step(act("raise x"))
+        assert env.rubric is not None
+        episode = Episode(
+            task=Task(id="t", data={}),
+            messages=[],
+            turns=[],
+            info={"verdict": "hang"},
+            sandboxes=None,  # type: ignore[arg-type]
+        )
+        with pytest.raises(RewardTimeout):
+            await env.rubric.score(episode)
+
+    asyncio.run(run())
+
+
+def test_cancelling_the_caller_cancels_the_step() -> None:
+    async def run() -> None:
+        env = await hosts_of().open()
+        step = asyncio.create_task(env.step(act("sleep 600")))
+        await asyncio.sleep(0.05)
+        step.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await step
+
+    asyncio.run(asyncio.wait_for(run(), 20))
