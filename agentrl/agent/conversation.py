@@ -187,7 +187,7 @@ class Conversation:
             return [DriftSample(turn=0, written=_clip(written), template=_clip(str(error)))]
         if text.startswith("".join(span.template_text for span in spans)):
             return []
-        return _localise(spans, text)
+        return _localise(spans, text, self._renderer.header_tail)
 
 
 def split_at_answers(
@@ -206,7 +206,7 @@ def split_at_answers(
     return first, rest
 
 
-def _localise(spans: Sequence[Span], text: str) -> list[DriftSample]:
+def _localise(spans: Sequence[Span], text: str, header_tail: str) -> list[DriftSample]:
     """Find the turns that ``text`` renders otherwise, walking from context to context."""
     samples: list[DriftSample] = []
     position = turn = 0
@@ -215,20 +215,32 @@ def _localise(spans: Sequence[Span], text: str) -> list[DriftSample]:
         if span.sampled:
             written = span.template_text
             continue
-        at_once = text.startswith(written + span.template_text, position)
-        found = position + len(written) if at_once else text.find(span.template_text, position)
-        if found < 0 or (found > position and not written):
-            # The context itself differs, and with it all that follows.
+        found, length = _find_context(text, position, written, span.template_text, header_tail)
+        if found < 0:  # the context itself differs, and with it all that follows
             rest = written + span.template_text
             return [*samples, _sample(turn, rest, text[position:], in_context=True)]
         if text[position:found] != written:
             samples.append(_sample(turn, written, text[position:found]))
         turn += bool(written)
-        position = found + len(span.template_text)
+        position = found + length
         written = ""
     if not text.startswith(written, position):
         samples.append(_sample(turn, written, text[position:]))
     return samples
+
+
+def _find_context(
+    text: str, position: int, written: str, context: str, header_tail: str
+) -> tuple[int, int]:
+    """Return offset and length of ``context`` in ``text``, at best right after ``written``."""
+    forms = [context, context.removesuffix(header_tail)] if header_tail else [context]
+    for form in forms:
+        if text.startswith(written + form, position):
+            return position + len(written), len(form)
+    if not written:
+        return -1, 0
+    found = [(text.find(form, position), len(form)) for form in forms]
+    return next((item for item in found if item[0] >= 0), (-1, 0))
 
 
 def _sample(turn: int, written: str, template: str, *, in_context: bool = False) -> DriftSample:

@@ -200,17 +200,17 @@ def with_content(message: Message, index: int) -> Message:
 
 
 def find_role_ends(
-    render: RenderText, without_header: RenderText, shape: Sequence[Message], text: str
+    render_headless: RenderText, shape: Sequence[Message], text: str
 ) -> list[tuple[int, int]]:
     """Return ``(offset, role)``: up to which offset of ``text`` tokens belong to which role.
 
-    Message ``k`` ends where the renderings with and without its successors part.
+    Message ``k`` ends where the rendering of the first ``k`` messages, without the header of an
+    answer, parts from the whole.
     """
     ends: list[tuple[int, int]] = []
     for count, message in enumerate(shape, start=1):
-        last = count == len(shape)
         try:
-            part = without_header(shape) if last else render(shape[:count])
+            part = render_headless(shape[:count])
         except RenderError:  # some templates refuse a conversation that ends here
             continue
         ends.append((_common_prefix(part, text), int(_ROLES[message["role"]])))

@@ -55,6 +55,9 @@ class Renderer:
         self.codec = TokenCodec(tokenizer)
         self.stop_token_ids = self._find_stop_tokens(tokenizer)
         self._layouts: dict[tuple[Any, ...], Layout] = {}
+        self.header_tail = self._find_header_tail()
+        """What the template writes after the header of an answer only while one is awaited (an
+        empty thought, with thinking switched off): it stays in the record and is no drift."""
         self.check()
 
     # ------------------------------------------------------------------ conversations
@@ -242,9 +245,7 @@ class Renderer:
         self._refuse_controls_in(tools)
 
         def role_ends(shape: Sequence[Message], text: str) -> list[tuple[int, int]]:
-            return find_role_ends(
-                lambda part: render(part, True), lambda part: render(part, False), shape, text
-            )
+            return find_role_ends(lambda part: render(part, False), shape, text)
 
         return Layout(self.codec, lambda shape: render(shape, True), messages, role_ends)
 
@@ -291,6 +292,13 @@ class Renderer:
             f"  {prompt[-200:]!r}\nand the same messages with an answer became\n  {text[:400]!r}\n"
             "give the tokenizer a template that only appends"
         )
+
+    def _find_header_tail(self) -> str:
+        answer: Message = {"role": "assistant", "content": _ANSWER}
+        prompt = self.template.render([_BASE], generation=True)
+        history = self.template.render([_BASE, answer, _BASE], generation=False)
+        before, found, _ = history.partition(_ANSWER)
+        return prompt[len(before) :] if found and prompt.startswith(before) else ""
 
     def _find_stop_tokens(self, tokenizer: Any) -> tuple[int, ...]:
         eos = getattr(tokenizer, "eos_token_id", None)
