@@ -14,7 +14,7 @@ from agentrl.env.base import Demonstration, Env, Episode, Observation
 from agentrl.types import Action, Score, Task
 from agentrl_envs.calculator import demos, stories
 
-_ANSWER = re.compile(r"Answer:\s*(-?\d+)(?![\d.])")
+_ANSWER = re.compile(r"Answer:\s*(-?[0-9]+)(?!\w|[.,]\d)")
 
 
 class AnswerRubric:
@@ -52,10 +52,14 @@ class Calculator(Env):
         ], {}
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Go on while the model calls tools; the first message without a call is final."""
+        """Go on while the model calls tools; the first message without a call is final.
+
+        One that a token limit cut short states no answer.
+        """
         if action.tool_calls:
             return "", 0.0, False, False, {}
-        return "", 0.0, True, False, {"final": action.content}
+        final = None if action.truncated else action.content
+        return "", 0.0, True, False, {"final": final}
 
     def demonstrations(self, split: str, seed: int) -> Iterator[Demonstration]:
         """See :func:`agentrl_envs.calculator.demos.demonstrations`."""

@@ -25,7 +25,7 @@ whatever the answers say; say the low end again and again."""
 SLIP_PROBABILITY = 0.03
 """Chance per turn that a demonstration guesses any number that is left instead."""
 SPLITS = ("train", "val", "test")
-_NUMBER = re.compile(r"\d+")
+_NUMBER = re.compile(r"[0-9]+")
 
 
 class GuessRubric:

@@ -3,13 +3,13 @@ from __future__ import annotations
 import warnings
 
 import pytest
+from agentrl_envs.calculator import Calculator
+from agentrl_envs.code_sandbox import CodeSandbox
+from agentrl_envs.guess_number import GuessNumber
 from gymnasium.utils.env_checker import check_env
 from misbehaving import Coroutines
 
 from agentrl.env.adapters.gym import as_gymnasium
-from agentrl_envs.calculator import Calculator
-from agentrl_envs.code_sandbox import CodeSandbox
-from agentrl_envs.guess_number import GuessNumber
 
 
 @pytest.mark.parametrize("make", [GuessNumber, Calculator, CodeSandbox, Coroutines])
