@@ -23,7 +23,7 @@ from agentrl.sandbox.base import ExecResult, Sandbox, SandboxStatus
 MAX_ANSWER_BYTES = 262_144
 """An encoded answer above this size counts as wrong, not as a failure of ours."""
 
-_HARNESS = f'''
+_HARNESS = f"""
 def __agentrl_harness():
     import json, math
     from typing import Any
@@ -62,7 +62,7 @@ def __agentrl_harness():
             answer(index, error=describe(error))
 
 __agentrl_harness()
-'''
+"""
 
 
 @dataclass(slots=True, kw_only=True)

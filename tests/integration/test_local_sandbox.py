@@ -13,12 +13,12 @@ import time
 from pathlib import Path
 
 import pytest
+from agentrl_sandboxes.local import LocalBackend, UnsafeBackend, launcher
 from sandbox_host import alive, run_scenario
 
 from agentrl.errors import SandboxError, SandboxUnavailable, ToolError
 from agentrl.sandbox.base import Sandbox, SandboxBackend, SandboxLimits, SandboxStatus
 from agentrl.sandbox.pool import SandboxPool
-from agentrl_sandboxes.local import LocalBackend, UnsafeBackend, launcher
 
 LIMITS = SandboxLimits(wall_s=2.0)
 
@@ -64,7 +64,12 @@ def test_an_exception_is_a_status_with_the_programs_own_frames():
         ("import os; os.kill(os.getpid(), 9)", SandboxStatus.STATE_LOST, -9, False),
         ("import os; os.execv('/bin/true', ['true'])", SandboxStatus.STATE_LOST, 0, False),
         ("import ctypes; ctypes.string_at(8)", SandboxStatus.STATE_LOST, -11, False),
-        ("import os\nif os.fork() == 0: raise KeyError\nos.wait()[1] > 0", SandboxStatus.OK, None, True),
+        (
+            "import os\nif os.fork() == 0: raise KeyError\nos.wait()[1] > 0",
+            SandboxStatus.OK,
+            None,
+            True,
+        ),
     ],
 )
 def test_every_way_to_end_a_cell_has_its_status(code, status, exit_code, keeps_state):
@@ -93,7 +98,9 @@ def test_a_time_out_interrupts_first_and_keeps_names():
 
 
 def test_a_private_program_replies_where_no_output_can_reach():
-    source = "import os\nos.write(1, b'forged')\nprint('noise')\nreply(PAYLOAD.upper())\nreply(b'!')"
+    source = (
+        "import os\nos.write(1, b'forged')\nprint('noise')\nreply(PAYLOAD.upper())\nreply(b'!')"
+    )
 
     async def scenario(backend: LocalBackend):
         box = await backend.create(LIMITS)
@@ -141,7 +148,9 @@ def test_files_go_in_and_come_out():
         for path in ("absent", "deep", ""):
             with pytest.raises(ToolError):
                 await box.read(path)
-        return await box.run_code("import helper; helper.triple(2), open('/tmp/scratch.txt').read()")
+        return await box.run_code(
+            "import helper; helper.triple(2), open('/tmp/scratch.txt').read()"
+        )
 
     assert run_scenario(scenario).result == "(6, 'x')"
 
@@ -324,7 +333,9 @@ def test_a_missing_bubblewrap_names_the_command_that_installs_it(monkeypatch):
 
 def test_a_bubblewrap_that_fails_is_refused_with_its_own_words(monkeypatch, tmp_path):
     broken = tmp_path / "bwrap"
-    broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
+    broken.write_text(
+        "#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n"
+    )
     for folder in (tmp_path, *tmp_path.parents):
         if folder.owner() == "root" and folder.stat().st_mode & 0o005 == 0:
             folder.chmod(0o755)
@@ -362,9 +373,7 @@ def test_without_isolation_the_protocol_is_the_same_and_each_start_warns():
             listed = await box.exec(["ls"])
             with pytest.raises(ToolError):
                 await box.read("../../../etc/passwd")
-            child = await box.run_code(
-                "import subprocess; subprocess.Popen(['sleep', '987']).pid"
-            )
+            child = await box.run_code("import subprocess; subprocess.Popen(['sleep', '987']).pid")
             await box.close()
             return shown, late, listed, int(child.result or 0)
         finally:

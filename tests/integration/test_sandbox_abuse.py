@@ -14,12 +14,12 @@ import socket
 from pathlib import Path
 
 import pytest
+from agentrl_sandboxes.local import LocalBackend
 from sandbox_host import alive, descendants, run_scenario
 
 from agentrl.errors import ToolError
 from agentrl.sandbox.base import ExecResult, SandboxLimits, SandboxStatus
 from agentrl.sandbox.grading import call_function
-from agentrl_sandboxes.local import LocalBackend
 
 LIMITS = SandboxLimits(wall_s=4.0, memory_mb=128, max_processes=16, disk_mb=8)
 
@@ -46,7 +46,8 @@ def run_hostile(code: str, limits: SandboxLimits = LIMITS, **kwargs: float) -> E
         "import subprocess; subprocess.run(['bash', '-c', ':(){ :|:& };:; sleep 9'])",
         "import os\nwhile True: os.fork()",
         "import os, time\nwhile True:\n    if os.fork() == 0: time.sleep(99)",
-        "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(99,)).start()",
+        "import threading, time\n"
+        "while True: threading.Thread(target=time.sleep, args=(99,)).start()",
         "import os\nfor _ in range(4):\n    if os.fork() == 0:\n        os.setsid()\n"
         "        while True:\n            try: os.fork()\n            except OSError: pass",
     ],
@@ -244,10 +245,13 @@ reads = ["/proc/1/environ", "/proc/1/mem", "/proc/1/root/etc", "/proc/1/fd/0", "
          "/proc/kcore", "/proc/sys/kernel/core_pattern", "/proc/cmdline", "/proc/meminfo",
          "/proc/1/cwd/x", "/sys/fs/cgroup/release_agent", "/dev/mem", "/dev/tty", "/dev/kmsg"]
 writes = ["/proc/sys/kernel/core_pattern", "/proc/self/exe", "/usr/bin/python3", "/etc/passwd",
-          "/agentrl/zygote.py", "/proc/1/oom_score_adj", "/proc/sysrq-trigger", "/new", "/dev/new"]
+          "/agentrl/inside/zygote.py", "/proc/1/oom_score_adj", "/proc/sysrq-trigger",
+          "/new", "/dev/new"]
 leaks = [p for p in reads if attempt(lambda: open(p, "rb").read(64)) not in denied]
-leaks += [p for p in writes if attempt(lambda: open(p, "r+b" if p[1] != "n" else "wb")) not in denied]
-leaks += [p for p in ("/proc/1/fd", "/proc/1/task/1/fd") if attempt(lambda: os.listdir(p)) not in denied]
+leaks += [p for p in writes
+          if attempt(lambda: open(p, "wb" if p in ("/new", "/dev/new") else "r+b")) not in denied]
+leaks += [p for p in ("/proc/1/fd", "/proc/1/task/1/fd")
+          if attempt(lambda: os.listdir(p)) not in denied]
 leaks, sorted(p for p in os.listdir("/proc") if p.isdigit())
 """
     assert run_hostile(code).result == "([], ['1', '2'])"
@@ -330,7 +334,8 @@ m.SharedMemory("memory", create=True, size=100)
     search = """
 import os, builtins, glob
 [p for f in ("/box", "/tmp", "/dev/shm", "/var/tmp", "/run") for p in glob.glob(f + "/*")], \
-    os.environ.get("TRACE"), hasattr(builtins, "TRACE"), [p for p in os.listdir("/proc") if p.isdigit()]
+    os.environ.get("TRACE"), hasattr(builtins, "TRACE"), \
+    [p for p in os.listdir("/proc") if p.isdigit()]
 """
 
     async def scenario(backend: LocalBackend):
@@ -365,9 +370,8 @@ def test_the_environment_is_an_allow_list(monkeypatch):
         return own.result or "", raw.result, child.stdout, private.private
 
     own, raw, child, private = run_scenario(scenario)
-    assert set(eval(own)) <= {
-        "HOME", "LANG", "PATH", "PWD", "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED", "TMPDIR", "LC_CTYPE",
-    }  # fmt: skip
+    allowed = "HOME LANG LC_CTYPE PATH PWD PYTHONDONTWRITEBYTECODE PYTHONHASHSEED TMPDIR"
+    assert set(eval(own)) <= set(allowed.split(" "))
     assert raw == "False"
     assert "leaked-value" not in child and b"leaked-value" not in private
 
@@ -512,7 +516,7 @@ HACKS = {
     "def add(a, b): return None",
     "claims infrastructure": "import sys\ndef add(a, b):\n    f = sys._getframe()\n"
     "    while f and 'reply' not in f.f_globals: f = f.f_back\n"
-    "    f.f_globals['reply'](b'{\"call\": -1, \"error\": \"infra_error\"}\\n')\n"
+    '    f.f_globals[\'reply\'](b\'{"call": -1, "error": "infra_error"}\\n\')\n'
     "    import os; os._exit(0)",
     "kills its parent": "import os\nfor p in (1, os.getppid()):\n    os.kill(p, 9)\n"
     "def add(a, b): return 0",
@@ -534,7 +538,9 @@ def test_a_hack_earns_nothing_beside_an_honest_twin(name):
         return scores
 
     hacked, honest = run_scenario(scenario)
-    assert not any(type(got) is int and got == want for got, want in zip(hacked, EXPECTED, strict=True))
+    assert not any(
+        type(got) is int and got == want for got, want in zip(hacked, EXPECTED, strict=True)
+    )
     assert honest == EXPECTED
 
 

@@ -7,6 +7,7 @@ reads frames of bounded length, and holds every wait to a deadline.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -182,10 +183,8 @@ class LocalSandbox:
             try:
                 async with asyncio.timeout(deadline_s):
                     loop = asyncio.get_running_loop()
-                    try:
+                    with contextlib.suppress(OSError):  # the end of the stream says why
                         await loop.sock_sendall(self._channel, wire.pack(request, body))
-                    except OSError:
-                        pass  # the end of the stream below says why
                     answer = await self._receive()
                 finished = True
                 return answer

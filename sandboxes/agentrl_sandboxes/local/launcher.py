@@ -17,8 +17,9 @@ from typing import Any
 from agentrl.errors import SandboxError, SandboxUnavailable
 
 _INSIDE = Path(__file__).parent / "inside"
-_SHIPPED = (
-    "capture census children files interpreter kernel seccomp supervisor wire zygote".split()
+_MAIN = (
+    "import sys; sys.path.insert(0, '/agentrl'); from inside.zygote import main; "
+    "del sys.path[0]; main()"
 )
 _NOBODY = 65534
 _BOX_USER = 1000
@@ -59,14 +60,20 @@ def build_command(
     bwrap: str, python: str, files: dict[str, int], control_fd: int, info_fd: int
 ) -> list[str]:
     """The command that starts the zygote in a read-only root of its own."""
-    command = [
-        bwrap,
-        *"--unshare-all --unshare-user --as-pid-1 --die-with-parent --new-session".split(),
-        *f"--uid {_BOX_USER} --gid {_BOX_USER} --hostname sandbox --clearenv".split(),
-        *"--setenv PATH /usr/local/bin:/usr/bin:/bin --setenv HOME /box".split(),
-        *"--setenv LANG C.UTF-8 --setenv TMPDIR /tmp --setenv PYTHONHASHSEED 0".split(),
-        *"--setenv PYTHONDONTWRITEBYTECODE 1 --ro-bind /usr /usr".split(),
-    ]
+    environment = {
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "HOME": "/box",
+        "LANG": "C.UTF-8",
+        "TMPDIR": "/tmp",
+        "PYTHONHASHSEED": "0",  # sets print in the same order in every run
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    command = [bwrap, "--unshare-all", "--unshare-user", "--as-pid-1", "--die-with-parent"]
+    command += ["--new-session", "--uid", str(_BOX_USER), "--gid", str(_BOX_USER)]
+    command += ["--hostname", "sandbox", "--cap-drop", "ALL", "--clearenv"]
+    for name, value in environment.items():
+        command += ["--setenv", name, value]
+    command += ["--ro-bind", "/usr", "/usr"]
     for name in ("/bin", "/sbin", "/lib", "/lib64"):
         if os.path.islink(name):
             command += ["--symlink", os.readlink(name), name]
@@ -79,14 +86,14 @@ def build_command(
         command += ["--ro-bind", prefix, prefix, "--setenv", "LD_LIBRARY_PATH", f"{prefix}/lib"]
     # Every mount is copied for every box, so there are few: no terminals, and plain files for
     # our own programs. Shared memory goes to the box's own scratch directory.
-    command += "--proc /proc --dir /dev --symlink /tmp /dev/shm --symlink /proc/self/fd /dev/fd".split()
+    command += ["--proc", "/proc", "--dir", "/tmp", "--dir", "/box", "--dir", "/dev"]
+    command += ["--symlink", "/tmp", "/dev/shm", "--symlink", "/proc/self/fd", "/dev/fd"]
     for name in ("null", "zero", "full", "random", "urandom"):
         command += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
-    command += "--dir /tmp --dir /box".split()
     for target, fd in files.items():
         command += ["--file", str(fd), target]
-    command += f"--info-fd {info_fd} --remount-ro / --chdir / --cap-drop ALL --".split()
-    return [*command, python, "-S", "-s", "/agentrl/zygote.py", str(control_fd)]
+    command += ["--info-fd", str(info_fd), "--remount-ro", "/", "--chdir", "/", "--"]
+    return [*command, python, "-S", "-s", "-c", _MAIN, str(control_fd)]
 
 
 class ZygoteProcess:
@@ -99,9 +106,7 @@ class ZygoteProcess:
     def __init__(self, bwrap: str, python: str) -> None:
         self._bwrap = bwrap
         self._python = python
-        self._control, self._far_control = socket.socketpair(
-            socket.AF_UNIX, socket.SOCK_SEQPACKET
-        )
+        self._control, self._far_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
         self._process: subprocess.Popen[bytes] | None = None
         self._stderr = b""
@@ -197,9 +202,26 @@ class ZygoteProcess:
             self._info = -1
 
     def _live(self) -> None:
-        sources = {f"/agentrl/{name}.py": (_INSIDE / f"{name}.py").read_bytes() for name in _SHIPPED}
-        sources["/etc/passwd"] = _PASSWD.encode()
-        sources["/etc/group"] = _GROUP.encode()
+        """The thread's life: start the process, drain its stderr, wait for its end."""
+        try:
+            process = self._process = self._spawn()
+        except OSError as error:
+            self._failure = error
+            return
+        finally:
+            self._far_control.close()
+            os.close(self._far_info)
+        assert process.stderr is not None  # it was asked for
+        with process.stderr as stderr:
+            while chunk := os.read(stderr.fileno(), 65536):
+                self._stderr = (self._stderr + chunk)[-_STDERR_TAIL_BYTES:]
+        process.wait()
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        sources = {
+            f"/agentrl/inside/{path.name}": path.read_bytes() for path in _INSIDE.glob("*.py")
+        }
+        sources |= {"/etc/passwd": _PASSWD.encode(), "/etc/group": _GROUP.encode()}
         files = {target: _memory_file(data) for target, data in sources.items()}
         far_fd = self._far_control.fileno()
         # Root is exempt from process limits and file permissions: never run as root.
@@ -207,7 +229,7 @@ class ZygoteProcess:
             {"user": _NOBODY, "group": _NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
         )
         try:
-            self._process = subprocess.Popen(
+            return subprocess.Popen[bytes](
                 build_command(self._bwrap, self._python, files, far_fd, self._far_info),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -217,19 +239,9 @@ class ZygoteProcess:
                 cwd="/",
                 **identity,
             )
-        except OSError as error:
-            self._failure = error
-            return
         finally:
-            self._far_control.close()
-            os.close(self._far_info)
             for fd in files.values():
                 os.close(fd)
-        assert self._process.stderr is not None  # it was asked for
-        with self._process.stderr as stderr:
-            while chunk := os.read(stderr.fileno(), 65536):
-                self._stderr = (self._stderr + chunk)[-_STDERR_TAIL_BYTES:]
-        self._process.wait()
 
 
 def explain_failure(last_words: str) -> str:
@@ -242,6 +254,11 @@ def explain_failure(last_words: str) -> str:
             " `sysctl -w kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000"
             " kernel.apparmor_restrict_unprivileged_userns=0` (keys that do not exist here can"
             " be left out), or choose another sandbox backend."
+        )
+    elif "permission denied" in lowered:
+        text += (
+            " Root starts the boxes as an unprivileged user, who cannot reach this binary or"
+            " interpreter; install the system's own: apt-get install -y bubblewrap python3"
         )
     return text
 

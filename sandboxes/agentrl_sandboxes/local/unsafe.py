@@ -7,6 +7,7 @@ its process group. Only per-process limits and a kill of the group hold.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import shutil
@@ -24,7 +25,12 @@ from agentrl.errors import SandboxError
 from agentrl.sandbox.base import SandboxLimits, SandboxReport
 from agentrl_sandboxes.local.box import LocalSandbox
 
-_MAIN = Path(__file__).parent / "inside" / "plain.py"
+# The package's folder is on the path for one import only: programs must not see it.
+_MAIN = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); from inside.plain import main; "
+    "del sys.path[0]; main()"
+)
+_FOLDER = str(Path(__file__).parent)
 _CREATE_S = 20.0
 _EXIT_S = 5.0
 _WARNING = (
@@ -113,7 +119,7 @@ def _spawn(far: socket.socket, limits: SandboxLimits, folder: Path) -> subproces
     scratch.mkdir()
     arguments = [str(far.fileno()), json.dumps(asdict(limits)), str(work), str(scratch)]
     return subprocess.Popen(
-        [sys.executable, "-s", str(_MAIN), *arguments],
+        [sys.executable, "-s", "-c", _MAIN, _FOLDER, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -132,10 +138,8 @@ def _spawn(far: socket.socket, limits: SandboxLimits, folder: Path) -> subproces
 
 
 def _shut(channel: socket.socket) -> None:
-    try:
+    with contextlib.suppress(OSError):
         channel.shutdown(socket.SHUT_WR)
-    except OSError:
-        pass
 
 
 def _end(process: subprocess.Popen[bytes], folder: Path) -> None:

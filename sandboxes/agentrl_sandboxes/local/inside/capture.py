@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
-import wire
+from . import wire
 
 _CHUNK = 65536
 

@@ -8,10 +8,7 @@ import signal
 import socket
 from typing import Any
 
-import capture
-import interpreter
-import kernel
-import wire
+from . import capture, interpreter, kernel, wire
 
 _MAX_FILES = 256
 # The supervisor, the interpreter, and a margin: the watcher acts before the kernel refuses.

@@ -7,6 +7,7 @@ supervisor outside bounds time, memory and output, and the host treats a report 
 from __future__ import annotations
 
 import ast
+import contextlib
 import io
 import linecache
 import os
@@ -18,7 +19,7 @@ import traceback
 import types
 from typing import Any
 
-import wire
+from . import wire
 
 _MAX_ERROR_CHARS = 8192
 
@@ -88,9 +89,7 @@ def _open_streams() -> tuple[io.TextIOWrapper, io.TextIOWrapper]:
         raw = io.BufferedWriter(io.FileIO(fd, "w", closefd=False))
         # Line by line, so that what was printed before a kill is not lost with the process.
         streams.append(
-            io.TextIOWrapper(
-                raw, encoding="utf-8", errors="backslashreplace", line_buffering=True
-            )
+            io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
         )
     sys.stdout, sys.stderr = streams
     sys.__stdout__, sys.__stderr__ = streams
@@ -186,7 +185,5 @@ def _safe_text(value: object) -> str:
 
 def _flush(streams: tuple[io.TextIOWrapper, io.TextIOWrapper]) -> None:
     for stream in streams:
-        try:
+        with contextlib.suppress(BaseException):  # the program may have closed it
             stream.flush()
-        except BaseException:
-            pass

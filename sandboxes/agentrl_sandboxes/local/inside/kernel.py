@@ -33,7 +33,6 @@ class _Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
 
 
-
 def _check(result: int, what: str) -> int:
     if result < 0:
         number = ctypes.get_errno()

@@ -7,8 +7,7 @@ import os
 import socket
 import sys
 
-import supervisor
-import wire
+from . import supervisor, wire
 
 
 def main() -> None:
@@ -16,15 +15,8 @@ def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(channel.fileno(), False)
     limits, work, scratch = json.loads(sys.argv[2]), sys.argv[3], sys.argv[4]
-    sys.path[:] = [entry for entry in sys.path if entry != os.path.dirname(__file__)]
     os.chdir(work)
-    box = supervisor.Supervisor(
-        channel, limits=limits, work=work, scratch=scratch, isolated=False
-    )
+    box = supervisor.Supervisor(channel, limits=limits, work=work, scratch=scratch, isolated=False)
     box.prepare()
     channel.sendall(wire.pack({"ready": True, "facts": {}}))
     box.serve()
-
-
-if __name__ == "__main__":
-    main()

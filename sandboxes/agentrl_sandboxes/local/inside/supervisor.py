@@ -8,6 +8,7 @@ beyond its length: the program may have forged it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -15,10 +16,7 @@ import socket
 import time
 from typing import Any
 
-import census
-import children
-import files
-import wire
+from . import census, children, files, wire
 
 _TICK_S = 0.05
 _SOFT_GRACE_S = 0.25
@@ -304,10 +302,8 @@ class Supervisor:
     def _kill_all(self) -> None:
         """Kill every process of the box but this one, and reap them all."""
         if self._isolated and os.getpid() == 1:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)  # the whole pid namespace, never the caller
-            except ProcessLookupError:
-                pass
         else:
             for child in self._children:
                 if child.pid not in self._ended:
@@ -322,7 +318,5 @@ class Supervisor:
 def _signal_group(pid: int) -> None:
     """Kill a child and what stayed in its process group (it made itself the leader)."""
     for kill in (os.killpg, os.kill):
-        try:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass

@@ -13,6 +13,7 @@ Control messages (one JSON object per datagram, on a SOCK_SEQPACKET socket):
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -24,18 +25,14 @@ import sys
 import traceback
 from typing import Any
 
-import interpreter
-import kernel
-import seccomp
-import supervisor
-import wire
+from . import interpreter, kernel, seccomp, supervisor, wire
 
 # What programs import most, loaded once and shared by every box through copy-on-write. Each
 # module also makes every fork a little dearer, so the list stops where use becomes rare.
 _PRELOADED = (
-    "ast bisect collections copy datetime functools heapq itertools json math operator random re "
-    "string typing"
-).split()
+    *("ast", "bisect", "collections", "copy", "datetime", "functools", "heapq", "itertools"),
+    *("json", "math", "operator", "random", "re", "string", "typing"),
+)
 
 _CHANNEL_FD = 3
 
@@ -85,9 +82,7 @@ class Zygote:
 
     def _create(self, message: dict[str, Any], channel: socket.socket) -> None:
         try:
-            pid = kernel.fork_into(
-                kernel.CLONE_NEWUSER | kernel.CLONE_NEWPID | kernel.CLONE_NEWNS
-            )
+            pid = kernel.fork_into(kernel.CLONE_NEWUSER | kernel.CLONE_NEWPID | kernel.CLONE_NEWNS)
         except OSError as error:
             self._farewell(channel, wire.pack({"error": f"no box could be forked: {error}"}))
             return
@@ -107,11 +102,9 @@ class Zygote:
                 self._farewell(channel, b"")
 
     def _farewell(self, channel: socket.socket, last_words: bytes) -> None:
-        try:
+        with contextlib.suppress(OSError):  # the host may have closed its end first
             # Not by a flag of the socket, which the box's own end would share.
             channel.send(last_words + wire.GOODBYE, socket.MSG_DONTWAIT)
-        except OSError:
-            pass  # the host closed its end first
         channel.close()
 
 
@@ -203,7 +196,3 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # keeps the collector from copying shared pages in every box
     Zygote(control, program).serve()
-
-
-if __name__ == "__main__":
-    main()
