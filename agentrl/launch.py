@@ -39,10 +39,11 @@ from agentrl.sandbox.registry import sandbox_registry
 from agentrl.telemetry.meter import Meter
 from agentrl.telemetry.run_dir import RunDir
 from agentrl.telemetry.tracker import TrackedRun, build_trackers
+from agentrl.tool.binding import Toolbox
 from agentrl.train.assemble import assemble
 from agentrl.train.checkpoint import CheckpointStore
 from agentrl.train.evaluate import Evaluator, choose_tasks
-from agentrl.train.open_model import open_model
+from agentrl.train.open_model import keep_model_files, open_model
 from agentrl.train.rng_state import restore_rng
 from agentrl.train.settings import refuse_changed_settings
 from agentrl.train.trainer import Progress, Trainer
@@ -123,7 +124,17 @@ async def open_playground(config: Config, env: Any) -> AsyncIterator[Playground]
         sandboxes = await stack.enter_async_context(open_sandboxes(config.sandbox))
         if isinstance(env, Env) and env.sandboxed:
             await sandboxes.start()
-        model = await open_model(config.model, config.env, env, sandboxes=sandboxes)
+        toolbox = Toolbox(
+            tuple(env.tools), replace=config.tools.specs, allow_import=config.tools.allow_import
+        )
+        model = await open_model(
+            config.model,
+            config.env,
+            env,
+            toolbox=toolbox,
+            sandboxes=sandboxes,
+            quiet=config.telemetry.quiet,
+        )
         engine = engine_registry.get(config.rollout.engine.id)(
             copy.deepcopy(model.model),
             max_context=config.rollout.max_context_tokens,
@@ -135,8 +146,7 @@ async def open_playground(config: Config, env: Any) -> AsyncIterator[Playground]
         stage = await stack.enter_async_context(
             open_stage(
                 env=config.env,
-                env_tools=tuple(env.tools),
-                tools=config.tools,
+                toolbox=toolbox,
                 rollout=config.rollout,
                 renderer=Renderer(model.tokenizer),
                 engine=engine,
@@ -170,6 +180,7 @@ async def open_trainer(config: Config) -> AsyncIterator[Trainer]:
     async with AsyncExitStack() as stack:
         run_dir = stack.enter_context(open_run_dir(config))
         ground = await stack.enter_async_context(open_playground(config, env))
+        keep_model_files(ground.model, run_dir.path)
         actor = FSDPEngine(
             ground.model.model,
             ground.model.tokenizer,
@@ -297,10 +308,10 @@ def restore(
 
 def write_report(run: Path) -> None:
     """Write ``curves.png`` and ``report.html``; without the extra, say which one is missing."""
-    from agentrl.telemetry.curves import write_curves
+    from agentrl.telemetry.curves import render_curves
     from agentrl.telemetry.report import render_report
 
-    write_curves(run)
+    render_curves(run)
     render_report(run)
 
 

@@ -18,7 +18,6 @@ from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.groups import Sample
 from agentrl.sandbox.base import SandboxProvider
 from agentrl.tool.binding import Toolbox
-from agentrl.tool.config import ToolsConfig
 from agentrl.tool.parsers import make_parser
 from agentrl.types import Trajectory
 
@@ -31,9 +30,7 @@ class Stage:
     hosts: EnvHosts
     loop: AgentLoop
 
-    async def play(
-        self, sample: Sample, *, policy: ScriptedPolicy | None = None
-    ) -> Trajectory:
+    async def play(self, sample: Sample, *, policy: ScriptedPolicy | None = None) -> Trajectory:
         """Play an episode in a fresh environment; what fails in it is data."""
         request = EpisodeRequest(
             env_id=self.env_id,
@@ -76,8 +73,7 @@ def _never_opened(request: EpisodeRequest, error: AgentRLError) -> Trajectory:
 async def open_stage(
     *,
     env: EnvConfig,
-    env_tools: tuple[str, ...],
-    tools: ToolsConfig,
+    toolbox: Toolbox,
     rollout: RolloutConfig,
     renderer: Renderer,
     engine: RolloutEngine,
@@ -87,7 +83,7 @@ async def open_stage(
     """Open everything an episode needs; leaving closes threads and processes.
 
     Raises:
-        ConfigError, RegistryError, ToolSpecError: a part that does not exist or cannot be used.
+        ConfigError, RegistryError: an environment that does not exist or cannot be used.
         RenderError: the chat template cannot show these tools.
     """
     async with AsyncExitStack() as stack:
@@ -96,11 +92,10 @@ async def open_stage(
         loop = AgentLoop(
             generate=engine.generate,
             renderer=renderer,
-            toolbox=Toolbox(env_tools, replace=tools.specs, allow_import=tools.allow_import),
+            toolbox=toolbox,
             sandboxes=sandboxes,
             limits=rollout,
             parser=make_parser(tool_parser),
             end_session=engine.end_session,
         )
         yield Stage(env_id=env.id, hosts=hosts, loop=loop)
-

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -49,6 +49,8 @@ class SandboxPool:
         self._creating = asyncio.Semaphore(max_creating)
         self._create_timeout_s = create_timeout_s
         self._close_timeout_s = close_timeout_s
+        self._starting = asyncio.Lock()
+        self._started = False
 
     @property
     def open(self) -> int:
@@ -56,8 +58,11 @@ class SandboxPool:
         return self.counts.created - self.counts.closed - self.counts.leaked
 
     async def start(self) -> None:
-        """Start the backend; raises :class:`SandboxUnavailable` if it cannot work here."""
-        await self.backend.start()
+        """Start the backend, once; raises :class:`SandboxUnavailable` if it cannot work here."""
+        async with self._starting:
+            if not self._started:
+                await self.backend.start()
+                self._started = True
 
     async def close(self) -> None:
         """Close the backend, and with it whatever is still open."""
@@ -71,6 +76,16 @@ class SandboxPool:
     async def __aexit__(self, *_: object) -> None:
         """Close."""
         await self.close()
+
+    async def acquire(self, limits: SandboxLimits | None = None) -> Sandbox:
+        """Return a fresh sandbox whose ``close`` gives its place back. Starts the backend.
+
+        Raises:
+            SandboxUnavailable: the backend cannot work on this machine.
+            SandboxError: none could be created within the deadline.
+        """
+        await self.start()
+        return _Placed(await self._create(limits or SandboxLimits()), self._close)
 
     @asynccontextmanager
     async def box(self, limits: SandboxLimits) -> AsyncIterator[Sandbox]:
@@ -121,3 +136,23 @@ class SandboxPool:
             self.counts.closed += 1
         finally:
             self._places.release()
+
+
+class _Placed:
+    """A sandbox that holds a place in the pool until it is closed."""
+
+    def __init__(self, sandbox: Sandbox, release: Callable[[Sandbox], Awaitable[None]]) -> None:
+        self._sandbox = sandbox
+        self._release = release
+        self._closed = False
+        self.run_code = sandbox.run_code
+        self.run_private = sandbox.run_private
+        self.exec = sandbox.exec
+        self.read = sandbox.read
+        self.write = sandbox.write
+
+    async def close(self) -> None:
+        """Close the sandbox and give its place back. Idempotent; never raises."""
+        if not self._closed:
+            self._closed = True
+            await self._release(self._sandbox)

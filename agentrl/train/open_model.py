@@ -1,0 +1,117 @@
+"""From ``model.path`` to a model and its tokenizer, whatever it names."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from agentrl.env.config import EnvConfig
+from agentrl.errors import CheckpointError
+from agentrl.model.load import LoadedModel, load_model, load_with_weights
+from agentrl.sandbox.base import SandboxProvider
+from agentrl.tool.binding import Toolbox
+from agentrl.train.checkpoint import CheckpointStore
+from agentrl.train.config import ModelConfig
+from agentrl.train.warm_start import warm_start
+
+TINY = "tiny"
+MODEL_FOLDER = "model"
+"""In a run directory: configuration and tokenizer, which with a checkpoint make a model."""
+_STAGES = {
+    "demonstrations": "collecting demonstrations",
+    "tokenizer": "training the tokenizer",
+    "sft": "warm start (supervised)",
+}
+
+
+async def open_model(
+    config: ModelConfig,
+    env_config: EnvConfig,
+    env: Any,
+    *,
+    toolbox: Toolbox,
+    sandboxes: SandboxProvider,
+    quiet: bool = False,
+) -> LoadedModel:
+    """Load a model; the embedded one is made first where it is not cached.
+
+    Raises:
+        ModelError: nothing that can be loaded stands at ``config.path``.
+        CheckpointError: it is a run directory without a sound checkpoint.
+        EnvError: ``tiny`` for an environment without demonstrations; says what to do.
+    """
+    if config.path == TINY:
+        with _progress(quiet) as show:
+            start = await warm_start(
+                config.warm_start,
+                env_config,
+                env,
+                toolbox=toolbox,
+                sandboxes=sandboxes,
+                report=show.report,
+            )
+        return load_model(str(start.path), device=config.device)
+    if is_run(config.path):
+        return await asyncio.to_thread(open_run_model, Path(config.path), config.device)
+    return await asyncio.to_thread(
+        load_model, config.path, device=config.device, chat_template=config.chat_template
+    )
+
+
+def is_run(path: str) -> bool:
+    """Whether ``path`` is a run directory."""
+    return (Path(path) / "config.yaml").is_file() and (Path(path) / MODEL_FOLDER).is_dir()
+
+
+def open_run_model(run: Path, device: str = "cpu") -> LoadedModel:
+    """Return the policy of a run's newest sound checkpoint.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    checkpoint = CheckpointStore(run / "checkpoints", config={}).load_latest()
+    if checkpoint is None:
+        raise CheckpointError(f"the run {str(run)!r} has no checkpoint yet: nothing to load")
+    return load_with_weights(run / MODEL_FOLDER, checkpoint.engine["model"], device=device)
+
+
+def keep_model_files(model: LoadedModel, run: Path) -> None:
+    """Write configuration and tokenizer into a run directory, so that it stands alone."""
+    folder = run / MODEL_FOLDER
+    if not folder.is_dir():
+        folder.mkdir()
+        model.model.config.save_pretrained(folder)
+        model.tokenizer.save_pretrained(folder)
+
+
+class _Show:
+    """Progress of a warm start, a bar per stage."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._bars: dict[str, Any] = {}
+
+    def report(self, stage: str, done: int, total: int, loss: float | None = None) -> None:
+        """Update the bar of ``stage``."""
+        if stage not in self._bars:
+            self._bars[stage] = self._progress.add_task(_STAGES[stage], total=total, note="")
+        note = "" if loss is None else f"loss {loss:.3f}"
+        self._progress.update(self._bars[stage], completed=done, total=total, note=note)
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[_Show]:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:.0f}/{task.total:.0f} {task.fields[note]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), disable=quiet) as progress:
+        yield _Show(progress)
