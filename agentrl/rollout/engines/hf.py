@@ -30,10 +30,10 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from agentrl.errors import AgentRLError, EngineError
 from agentrl.rollout.engines.config import HFEngineConfig
@@ -64,7 +64,7 @@ class HFEngine:
     """
 
     def __init__(
-        self, model: nn.Module, config: HFEngineConfig | None = None, *, policy_version: int = 0
+        self, model: Any, config: HFEngineConfig | None = None, *, policy_version: int = 0
     ) -> None:
         self.config = config or HFEngineConfig()
         _check_config(self.config)
@@ -362,7 +362,7 @@ class HFEngine:
                 future.set_exception(EngineError(str(error)))
 
 
-def _build(model: nn.Module, config: HFEngineConfig) -> tuple[Runner, ShapePlan | None]:
+def _build(model: Any, config: HFEngineConfig) -> tuple[Runner, ShapePlan | None]:
     """Choose the runner for a model, and the shapes it may compute in."""
     model.eval()
     if refusal(model, config.max_context) is not None:

@@ -8,10 +8,10 @@ into calls; a deterministic engine therefore keeps the cache of every living ses
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
@@ -29,7 +29,7 @@ class TransformersRunner:
 
     prefix_exact = False
 
-    def __init__(self, model: nn.Module, *, num_rows: int, max_context: int) -> None:
+    def __init__(self, model: Any, *, num_rows: int, max_context: int) -> None:
         self.model = model.eval()
         self.num_rows, self.max_context = num_rows, max_context
         self.vocab_size: int = model.get_input_embeddings().weight.shape[0]  # pyright: ignore

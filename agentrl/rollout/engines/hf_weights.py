@@ -7,21 +7,25 @@ product; queries and keys are permuted alike, so their dot products stay what th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import nn
 
 from agentrl.errors import EngineError
 
+# Modules of transformers are typed Any here: their submodules are attributes set at run time.
 SUPPORTED_MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3"})
 
 
 @dataclass(slots=True, kw_only=True)
 class LayerWeights:
-    """One decoder layer. ``E`` hidden size, ``H`` query heads, ``G`` key/value heads, ``D`` head
-    size, ``F`` feed-forward size."""
+    """One decoder layer.
+
+    ``E`` hidden size, ``H`` query heads, ``G`` key/value heads, ``D`` head size, ``F``
+    feed-forward size.
+    """
 
     attn_norm: torch.Tensor
     """[E]"""
@@ -70,7 +74,7 @@ class _Slot:
         return value
 
 
-def refusal(model: nn.Module, max_context: int) -> str | None:
+def refusal(model: Any, max_context: int) -> str | None:
     """Say why the static decoder cannot serve ``model``; None where it can."""
     config = model.config
     if config.model_type not in SUPPORTED_MODEL_TYPES:
@@ -100,7 +104,7 @@ class PackedWeights:
         dtype: what they are stored in.
     """
 
-    def __init__(self, model: nn.Module, *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, model: Any, *, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
         config = model.config
         attention = model.model.layers[0].self_attn
@@ -129,13 +133,13 @@ class PackedWeights:
         names = dict(model.named_parameters())
         self.assign((name, names[name]) for name in self._slots)
 
-    def _new(self, name: str, like: torch.Tensor, **how: object) -> torch.Tensor:
+    def _new(self, name: str, like: torch.Tensor) -> torch.Tensor:
         target = torch.empty(like.shape, device=self.device, dtype=self.dtype)
-        self._slots[name] = _Slot(target, like.shape, **how)  # pyright: ignore[reportArgumentType]
+        self._slots[name] = _Slot(target, like.shape)
         return target
 
     def _fuse(
-        self, parts: list[tuple[str, nn.Linear, torch.Tensor | None]], attribute: str
+        self, parts: Sequence[tuple[str, Any, torch.Tensor | None]], attribute: str
     ) -> torch.Tensor | None:
         """Allocate the rows of several linear maps as one tensor; None where they have no bias."""
         tensors = [getattr(linear, attribute) for _, linear, _ in parts]
@@ -150,7 +154,7 @@ class PackedWeights:
             start += len(tensor)
         return fused
 
-    def _layer(self, prefix: str, layer: nn.Module) -> LayerWeights:
+    def _layer(self, prefix: str, layer: Any) -> LayerWeights:
         attention, mlp = layer.self_attn, layer.mlp
         qkv = [
             (f"{prefix}.self_attn.q_proj", attention.q_proj, self._order),
@@ -178,7 +182,7 @@ class PackedWeights:
             down_bias=self._fuse(down, "bias"),
         )
 
-    def _qk_norm(self, prefix: str, attention: nn.Module) -> torch.Tensor | None:
+    def _qk_norm(self, prefix: str, attention: Any) -> torch.Tensor | None:
         if not hasattr(attention, "q_norm"):
             return None
         heads, groups, dim = self.num_heads, self.num_kv_heads, self.head_dim
