@@ -18,7 +18,8 @@ warnings.filterwarnings("ignore", category=SyntaxWarning, module="<cell>")
 
 _BLOCK = re.compile(r"^```(?:python|py)[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_PRELUDE = "def check(f): pass"
+# With the future import, an annotation that names nothing does no harm.
+_PRELUDE = "from __future__ import annotations\ndef check(f): pass"
 
 
 class Workspace:
@@ -59,10 +60,11 @@ def _statements(cell: str) -> list[ast.stmt]:
     if len(cell) > MAX_CELL_CHARS:
         return []
     try:
-        body = ast.parse(cell, filename="<cell>").body
+        tree = ast.parse(cell, filename="<cell>")
+        compile(tree, "<cell>", "exec", dont_inherit=True)  # finds a stray `return`, for one
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
-    return [statement for statement in body if not isinstance(statement, ast.Expr)]
+    return [statement for statement in tree.body if not isinstance(statement, ast.Expr)]
 
 
 def _names(statement: ast.stmt) -> set[str]:
@@ -85,10 +87,11 @@ def _guarded(statement: ast.stmt) -> str:
         source = ast.unparse(statement)
     except (RecursionError, ValueError):
         return "pass"
-    # A definition without decorators or defaults cannot fail; the common case stays readable.
-    if isinstance(statement, ast.FunctionDef) and not statement.decorator_list:
-        return source
     if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
-        return "pass"  # must come first in a file, and changes nothing that is graded
+        return "pass"  # must come first in a file, and is there already
+    if isinstance(statement, ast.FunctionDef) and not (
+        statement.decorator_list or statement.args.defaults or statement.args.kw_defaults
+    ):
+        return source  # cannot raise: the common case stays readable
     body = source.replace("\n", "\n    ")
     return f"try:\n    {body}\nexcept Exception:\n    pass"

@@ -6,7 +6,7 @@ import random
 
 import pytest
 from agentrl_envs.guess_number import GuessNumber
-from agentrl_envs.guess_number.env import num_guesses, parse_guess, prompt
+from agentrl_envs.guess_number.env import GuessRubric, num_guesses, parse_guess, prompt
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,7 +54,7 @@ def test_answers_say_where_the_number_is() -> None:
     observation, reward, terminated, truncated, info = env.step(say("45"))
     assert (observation, terminated, truncated) == ("correct", True, False)
     assert reward == 0.0 and info["solved"]
-    score = GuessNumber.rubric.score(
+    score = GuessRubric().score(
         Episode(task=Task(id="t", data={}), messages=[], turns=[], info=info, sandboxes=None)  # type: ignore[arg-type]
     )
     assert score.reward == 1.0 and score.success
