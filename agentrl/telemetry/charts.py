@@ -124,7 +124,8 @@ def held_out_keys(lines: Lines, quantity: str) -> list[tuple[str, str]]:
     for key in keys:
         split, rest = key.split("/", 1)
         env_id = rest.rsplit("/", 1)[0]
-        labelled.append((split if len(environments) == 1 else f"{split} {env_id}", key))
+        name = "validation" if split == "val" else split
+        labelled.append((name if len(environments) == 1 else f"{name} {env_id}", key))
     return labelled
 
 

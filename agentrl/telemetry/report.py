@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -26,8 +27,15 @@ from agentrl.telemetry.console import duration
 from agentrl.telemetry.evaluation import Interval, StratumResult, evaluate_strata, paired_gain
 from agentrl.telemetry.files import atomic_write
 from agentrl.telemetry.jsonl import read_metrics
-from agentrl.telemetry.report_trajectories import ShownTrajectory, choose_trajectories, open_decoder
+from agentrl.telemetry.report_trajectories import (
+    ShownTrajectory,
+    first_step_trajectory,
+    last_step_trajectories,
+    newest_failure,
+    open_decoder,
+)
 from agentrl.telemetry.run_dir import RunDir
+from agentrl.telemetry.token_view import visible
 from agentrl.telemetry.trajectory_io import read_trajectories
 
 T = TypeVar("T")
@@ -107,8 +115,7 @@ def render_report(run_dir: str | Path | RunDir, *, seed: int = 0) -> Path:
         "notices": notices.messages,
         "svg": svg,
     }
-    # Text that UTF-8 cannot hold (half a surrogate pair) must not cost the report.
-    atomic_write(run.report_path, _page(context).encode(errors="backslashreplace"))
+    atomic_write(run.report_path, _page(context))
     return run.report_path
 
 
@@ -121,13 +128,22 @@ def _page(context: dict[str, Any]) -> str:
     # Autoescape is the guard against markup in the output of tools; the policy is the second one:
     # no script but ours runs, and nothing is loaded from anywhere.
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        autoescape=True,
+        finalize=_printable,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters |= {"number": svg.number, "duration": duration, "percent": _percent}
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return environment.from_string(template).render(
         **context, style=Markup(style), script=Markup(script), script_sha256=digest
     )
+
+
+def _printable(value: Any) -> Any:
+    """Show control and bidirectional characters of foreign text instead of obeying them."""
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _facts(config: dict[str, Any]) -> list[tuple[str, str]]:
@@ -201,8 +217,15 @@ def _scored_tasks(trajectories: list[Any]) -> set[tuple[str, str]]:
 
 
 def _trajectories(run: RunDir, seed: int, notices: Notices) -> list[ShownTrajectory]:
+    if not run.trajectory_steps():
+        return []
+    chooser = random.Random(seed)
     decoder = notices.guard(lambda: open_decoder(run), None)
-    return notices.guard(lambda: choose_trajectories(run, decoder, seed=seed), [])
+    return [
+        *notices.guard(lambda: last_step_trajectories(run, decoder, chooser), []),
+        *notices.guard(lambda: newest_failure(run, decoder), []),
+        *notices.guard(lambda: first_step_trajectory(run, decoder, chooser), []),
+    ]
 
 
 def _percent(fraction: float) -> str:

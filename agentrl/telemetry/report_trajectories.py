@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -69,43 +68,55 @@ def open_decoder(run: RunDir) -> TokenDecoder:
     return TokenDecoder(stored[-1])
 
 
-def choose_trajectories(
-    run: RunDir, decoder: TokenDecoder | None, *, seed: int = 0
+def last_step_trajectories(
+    run: RunDir, decoder: TokenDecoder | None, chooser: random.Random
 ) -> list[ShownTrajectory]:
-    """Best, worst and a random one of the last step, the newest failed one, one of the first step.
+    """Best, worst and a random one of the last step.
 
     Raises:
-        DataError: a file of trajectories is damaged.
+        DataError: the file is damaged.
     """
     steps = run.trajectory_steps()
     if not steps:
         return []
-    chooser = random.Random(seed)
     last = list(iter_stored(run.trajectories_path(steps[-1])))
     scored = sorted(
         (item for item in last if not item.trajectory.failed),
         key=lambda item: item.trajectory.total_reward,
     )
-    picks: list[tuple[str, int, StoredTrajectory]] = []
-    if scored:
-        picks.append(("best", steps[-1], scored[-1]))
-    if len(scored) > 1:
-        picks.append(("worst", steps[-1], scored[0]))
-    if len(scored) > 2:
-        picks.append(("random", steps[-1], chooser.choice(scored[1:-1])))
-    picks += [("failed", step, item) for step, item in _newest_failure(run, steps)]
-    if len(steps) > 1:
-        first = list(iter_stored(run.trajectories_path(steps[0])))
-        picks += [("first step", steps[0], chooser.choice(first))] if first else []
-    return [_shown(why, step, item, decoder) for why, step, item in picks]
+    picks = [("best", scored[-1])] if scored else []
+    picks += [("worst", scored[0])] if len(scored) > 1 else []
+    picks += [("random", chooser.choice(scored[1:-1]))] if len(scored) > 2 else []
+    return [_shown(why, steps[-1], item, decoder) for why, item in picks]
 
 
-def _newest_failure(run: RunDir, steps: list[int]) -> Iterator[tuple[int, StoredTrajectory]]:
-    for step in reversed(steps[-_MAX_FAILURE_STEPS:]):
+def newest_failure(run: RunDir, decoder: TokenDecoder | None) -> list[ShownTrajectory]:
+    """Return the newest failed trajectory, if one of the last steps has any.
+
+    Raises:
+        DataError: a file is damaged.
+    """
+    for step in reversed(run.trajectory_steps()[-_MAX_FAILURE_STEPS:]):
         for item in iter_stored(run.trajectories_path(step)):
             if item.trajectory.failed:
-                yield step, item
-                return
+                return [_shown("failed", step, item, decoder)]
+    return []
+
+
+def first_step_trajectory(
+    run: RunDir, decoder: TokenDecoder | None, chooser: random.Random
+) -> list[ShownTrajectory]:
+    """Return a random one of the first step, to compare with; none where the last is the first.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    steps = run.trajectory_steps()
+    if len(steps) < 2:
+        return []
+    first = list(iter_stored(run.trajectories_path(steps[0])))
+    pool = [item for item in first if not item.trajectory.failed] or first
+    return [_shown("first step", steps[0], chooser.choice(pool), decoder)] if pool else []
 
 
 def _shown(
@@ -156,7 +167,7 @@ def _turn_header(block: TokenBlock) -> str:
     parts += [name if count == 1 else f"{name} ×{count}" for name, count in counted]
     parts += [f"{name} {seconds:.2f} s" for name, seconds in turn.timings_s.items()]
     parts += [f"error: {turn.error[:200]}"] if turn.error else []
-    return visible(" · ".join(parts))
+    return " · ".join(parts)
 
 
 def _cell_html(cell: TokenCell) -> Markup:

@@ -184,11 +184,11 @@ class RunDir:
 
     def trajectory_steps(self) -> list[int]:
         """Training steps with stored trajectories, ascending."""
-        return _steps(self.path / "trajectories")
+        return _steps(self.path / "trajectories", ".jsonl")
 
     def eval_steps(self) -> list[int]:
         """Steps with a stored evaluation, ascending."""
-        return _steps(self.path / "eval")
+        return _steps(self.path / "eval", ".jsonl")
 
     def write_config(self, text: str) -> None:
         """Write ``config.yaml``."""
@@ -276,10 +276,12 @@ def _has_content(folder: Path) -> bool:
     return any(path.name != LOCK_FILE for path in folder.iterdir())
 
 
-def _steps(folder: Path) -> list[int]:
+def _steps(folder: Path, suffix: str = "") -> list[int]:
+    """Steps that have a file; a tokens file alone is what a kill left of a step."""
     if not folder.is_dir():
         return []
-    matches = (_STEP_FILE.fullmatch(path.name) for path in folder.iterdir())
+    names = (path.name for path in folder.iterdir() if path.name.endswith(suffix))
+    matches = (_STEP_FILE.fullmatch(name) for name in names)
     return sorted({int(match.group(1)) for match in matches if match})
 
 

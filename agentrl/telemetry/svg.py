@@ -41,12 +41,9 @@ class Plot:
 
 
 class _Scale:
-    """Linear map from data to pixels; a flat range is widened so that it has a middle."""
+    """Linear map from data to pixels; what lies outside is put on the edge."""
 
     def __init__(self, low: float, high: float, start: float, end: float) -> None:
-        if high <= low:
-            margin = abs(low) * 0.5 or 0.5
-            low, high = low - margin, high + margin
         self.low, self.high = low, high
         self._start, self._factor = start, (end - start) / (high - low)
 
@@ -59,12 +56,10 @@ def plot(chart: Chart) -> Plot:
     """Lay out a chart with at least one point."""
     steps = sorted({step for series in chart.series for step in series.steps})
     tops = _stack_tops(chart.series) if chart.stacked else []
-    low, high = chart.limits or _value_range(chart, tops)
-    x = _Scale(steps[0], steps[-1], LEFT, WIDTH - RIGHT)
-    y_tick_values = _ticks(low, high, 4)
-    if chart.limits is None:
-        low, high = min(low, y_tick_values[0]), max(high, y_tick_values[-1])
-    y = _Scale(low, high, HEIGHT - BOTTOM, TOP)
+    low, high = _widened(*(chart.limits or _value_range(chart, tops)))
+    x = _Scale(*_widened(steps[0], steps[-1]), LEFT, WIDTH - RIGHT)
+    y_tick_values = _ticks(low, high, 4, outward=chart.limits is None)
+    y = _Scale(min(low, y_tick_values[0]), max(high, y_tick_values[-1]), HEIGHT - BOTTOM, TOP)
     colors = _colors(chart.series)
     shapes, dots = (
         (_layers(chart.series, tops, colors, x, y), [])
@@ -77,7 +72,7 @@ def plot(chart: Chart) -> Plot:
         shapes=shapes,
         dots=dots,
         x_ticks=[(x(v), number(v)) for v in _ticks(steps[0], steps[-1], 5, whole=True)],
-        y_ticks=[(y(v), number(v)) for v in y_tick_values if y.low <= v <= y.high],
+        y_ticks=[(y(v), number(v)) for v in y_tick_values],
         legend=[(color, item.label) for color, item in zip(colors, chart.series, strict=True)],
         hover=_hover(chart.series, colors, steps, x),
     )
@@ -142,6 +137,15 @@ def _stack_tops(items: Sequence[Series]) -> list[list[float]]:
     return tops
 
 
+def _widened(low: float, high: float) -> tuple[float, float]:
+    """Give a range without extent, up to rounding, one, so that it has a middle."""
+    size = max(abs(low), abs(high))
+    if high - low > 1e-9 * size and size > 1e-100:
+        return low, high
+    margin = size * 0.5 if size > 1e-100 else 0.5
+    return low - margin, high + margin
+
+
 def _value_range(chart: Chart, tops: Sequence[Sequence[float]]) -> tuple[float, float]:
     if chart.stacked:
         return 0.0, max(max(top) for top in tops) or 1.0
@@ -172,17 +176,20 @@ def _hover(
     )
 
 
-def _ticks(low: float, high: float, count: int, *, whole: bool = False) -> list[float]:
-    """Round values that cover the range, one to five of a power of ten apart."""
-    if high <= low:
+def _ticks(
+    low: float, high: float, count: int, *, whole: bool = False, outward: bool = False
+) -> list[float]:
+    """Round values inside the range; with ``outward`` one more on each side, to enclose it."""
+    if high <= low:  # a single step
         return [low]
     raw = (high - low) / count
     power = 10 ** math.floor(math.log10(raw))
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= raw * 0.999)
     if whole:
         step = max(round(step), 1)
-    first = math.ceil(low / step - 1e-9)
-    last = math.floor(high / step + 1e-9)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    if outward:
+        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(index * step, 12) for index in range(first, last + 1)] or [low]
 
 
