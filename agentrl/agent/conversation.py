@@ -43,7 +43,7 @@ class Conversation:
         self.record = TokenRecord()
         self.messages: list[Message] = []
         self._renderer = renderer
-        self._tools = list(tools)
+        self.tools = list(tools)
         self._tool_names = frozenset(tool["function"]["name"] for tool in tools)
         self._key = tools_key(tools)
         self._closed = True
@@ -70,7 +70,7 @@ class Conversation:
     def start(self, messages: Sequence[Message]) -> None:
         """Append the first prompt, up to the header of the first answer."""
         messages = [self.normalized(message) for message in messages]
-        layout = self._renderer.prompt_layout(messages, self._tools, self._key)
+        layout = self._renderer.prompt_layout(messages, self.tools, self._key)
         self.messages.extend(messages)
         self.append(layout.fill(messages))
 
@@ -115,7 +115,7 @@ class Conversation:
         Raises:
             RenderError: the template refuses these messages after an answer.
         """
-        layout = self._renderer.next_layout(messages, self._tools, self._key)
+        layout = self._renderer.next_layout(messages, self.tools, self._key)
         filled = layout.fill(messages)
         if self._closed:  # the model sampled the stop token itself
             stop = self._renderer.codec.control_text[filled.ids[0]]
@@ -132,7 +132,7 @@ class Conversation:
 
     def append_history(self, answer: Message, following: Sequence[Message]) -> None:
         """Append an answer that the policy did not give here, and what followed it."""
-        ids, _ = self._renderer.encode_answer(answer, self._tools)
+        ids, _ = self._renderer.encode_answer(answer, self.tools)
         text = self._renderer.decode(ids)
         role = int(TokenRole.ASSISTANT)
         self.record.append_context(ids, [role] * len(ids), text, text)
@@ -142,7 +142,7 @@ class Conversation:
 
     def append_taught(self, answer: Message) -> None:
         """Append an answer to learn from, as if it had been sampled."""
-        ids, _ = self._renderer.encode_answer(answer, self._tools)
+        ids, _ = self._renderer.encode_answer(answer, self.tools)
         self.append_turn(
             Generation(
                 ids=ids,
@@ -179,7 +179,7 @@ class Conversation:
             )
         try:
             text = self._renderer.template.render(
-                self.messages, self._tools, generation=not spans[-1].sampled
+                self.messages, self.tools, generation=not spans[-1].sampled
             )
         except RenderError as error:
             # For example an answer whose broken call could not be given as a call.

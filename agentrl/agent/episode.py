@@ -7,22 +7,20 @@ import dataclasses
 import logging
 import time
 from collections.abc import Awaitable, Coroutine
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
 from agentrl.agent.conversation import Conversation, DriftSample
-from agentrl.agent.failures import check_generation, classify, named
-from agentrl.agent.messages import answer_message, as_messages, scripted_message, tool_messages
+from agentrl.agent.failures import classify, named
+from agentrl.agent.grading import grade
+from agentrl.agent.messages import answer_message, as_messages, tool_messages
+from agentrl.agent.request import EpisodeRequest
+from agentrl.agent.sampling import sample_turn, scripted_turn
 from agentrl.env.base import Episode, Observation, ScriptedPolicy
-from agentrl.env.host import Hosted
+from agentrl.env.hosted import Hosted
 from agentrl.errors import (
     AgentRLError,
-    EngineError,
     EnvError,
     RenderError,
-    RewardError,
     SandboxError,
 )
 from agentrl.seeding import derive_seed
@@ -30,13 +28,10 @@ from agentrl.tool.base import ToolContext
 from agentrl.tool.executor import ToolExecutor
 from agentrl.types import (
     Action,
-    GenerateRequest,
     Generation,
     Message,
-    SamplingParams,
     Score,
     StopReason,
-    Task,
     ToolCall,
     ToolStatus,
     Trajectory,
@@ -48,24 +43,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-
-
-@dataclass(slots=True, frozen=True, kw_only=True)
-class EpisodeRequest:
-    """What to play. The seed decides everything that is sampled."""
-
-    env_id: str
-    task: Task
-    seed: int
-    group_id: str = "single"
-    sample_index: int = 0
-    attempt: int = 0
-    temperature: float = 1.0
-
-    @property
-    def trajectory_id(self) -> str:
-        """Unique among the episodes of a run; also the engine's session."""
-        return f"{self.group_id}/{self.sample_index}.{self.attempt}"
 
 
 class EpisodeRun:
@@ -147,7 +124,13 @@ class EpisodeRun:
             if not scope.expired():
                 raise
             self._wall_clock_limited = True
-            return StopReason.TRAJECTORY_TIMEOUT
+            if self._turns:
+                return StopReason.TRAJECTORY_TIMEOUT
+            # The policy never came to speak, so there is nothing to reward.
+            where = "the engine" if self._conversation.messages else "the environment's reset"
+            self._error = f"{where} did not answer within rollout.trajectory_timeout_s"
+            is_engine = bool(self._conversation.messages)
+            return StopReason.ENGINE_ERROR if is_engine else StopReason.ENV_TIMEOUT
 
     async def _converse(self) -> StopReason:
         await self._reset()
@@ -180,7 +163,9 @@ class EpisodeRun:
 
     async def _play_turn(self) -> StopReason | None:
         """Play one turn; return why the episode ends with it, or None."""
-        generation, generate_s = await self._generate()
+        begun = time.perf_counter()
+        generation = await self._generate()
+        generate_s = time.perf_counter() - begun
         start, end, text = self._conversation.append_turn(generation)
         turn = Turn(
             index=len(self._turns),
@@ -210,60 +195,25 @@ class EpisodeRun:
             self._verify()
         return self._end_of_turn(turn) or self._append_next(messages)
 
-    async def _generate(self) -> tuple[Generation, float]:
-        record = self._conversation.record
-        limits = self._loop.limits
+    async def _generate(self) -> Generation:
+        loop, limits = self._loop, self._loop.limits
         max_tokens = min(
             limits.max_turn_tokens,
             limits.max_response_tokens - self._num_sampled,
-            limits.max_context_tokens - len(record),
+            limits.max_context_tokens - len(self._conversation.record),
         )
-        start = time.perf_counter()
         if self._policy is not None:
-            generation = self._scripted(self._policy, max_tokens)
-            return generation, time.perf_counter() - start
-        sampling = SamplingParams(
-            max_tokens=max_tokens,
-            temperature=self._request.temperature,
-            top_p=self._loop.sampling.top_p,
-            top_k=self._loop.sampling.top_k,
-            stop_token_ids=self._loop.renderer.stop_token_ids,
-            seed=derive_seed(self._request.seed, len(self._turns)),
-        )
-        request = GenerateRequest(
-            prompt_ids=self._conversation.prompt_ids(),
-            sampling=sampling,
-            session_id=self._request.trajectory_id,
-        )
-        try:
-            generation = await self._loop.generate(request)
-        except (AgentRLError, asyncio.CancelledError):
-            raise
-        except Exception as error:
-            logger.exception("the engine failed in %s", request.session_id)
-            raise EngineError(f"the engine raised {named(error)}") from error
-        check_generation(generation, request)
-        return generation, time.perf_counter() - start
-
-    def _scripted(self, policy: ScriptedPolicy, max_tokens: int) -> Generation:
-        try:
-            message = scripted_message(policy(self._conversation.messages))
-        except AgentRLError:
-            raise
-        except Exception as error:
-            raise EnvError(f"the scripted policy raised {named(error)}") from error
-        ids, _ = self._loop.renderer.encode_answer(message, self._loop.schemas)
-        if len(ids) > max_tokens:
-            raise EnvError(
-                f"a scripted turn has {len(ids)} tokens where {max_tokens} are left; raise "
-                "rollout.max_turn_tokens, max_response_tokens or max_context_tokens"
+            return scripted_turn(
+                self._policy, self._conversation, loop.renderer, max_tokens=max_tokens
             )
-        num = len(ids)
-        return Generation(
-            ids=ids,
-            logprobs=[0.0] * num,
-            policy_version=[0] * num,
-            stop_reason=StopReason.STOP,
+        return await sample_turn(
+            loop.generate,
+            self._conversation,
+            self._request,
+            turn=len(self._turns),
+            max_tokens=max_tokens,
+            sampling=loop.sampling,
+            stop_token_ids=loop.renderer.stop_token_ids,
         )
 
     def _parse(self, text: str, *, truncated: bool) -> Action:
@@ -359,42 +309,17 @@ class EpisodeRun:
         )
 
     async def _grade(self) -> Score:
-        rewards = [turn.reward for turn in self._turns]
-        rubric = self._env.rubric
-        if rubric is None:
-            return Score(reward=0.0, success=self._success(sum(rewards)))
         episode = Episode(
             task=self._request.task,
             messages=list(self._conversation.messages),
             turns=list(self._turns),
             info=self._info,
             sandboxes=self._loop.sandboxes,
-            turn_rewards=rewards,
+            turn_rewards=[turn.reward for turn in self._turns],
         )
         with self._timed("reward"):
-            score = await self._from_env(rubric.score(episode))
-        self._pay_turns(score)
-        return score
-
-    def _pay_turns(self, score: Score) -> None:
-        if len(score.turn_rewards) > len(self._turns):
-            raise RewardError(
-                f"environment {self._request.env_id!r}: the rubric rewards "
-                f"{len(score.turn_rewards)} turns of an episode of {len(self._turns)}"
-            )
-        for turn, reward in zip(self._turns, score.turn_rewards, strict=False):
-            turn.reward += reward
-
-    def _success(self, reward: float) -> bool:
-        success = self._info.get("success")
-        if success is None:
-            return reward > 0
-        if not isinstance(success, (bool, np.bool_)):
-            raise EnvError(
-                f"environment {self._request.env_id!r}: info['success'] must be a bool, "
-                f"got {success!r} ({type(success).__name__})"
-            )
-        return bool(success)
+            graded = grade(self._env.rubric, episode, env_id=self._request.env_id)
+            return await self._from_env(graded)
 
     def _verify(self) -> int:
         """Check the record; return how many turns drifted."""

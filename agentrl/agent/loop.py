@@ -14,28 +14,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from agentrl.agent.conversation import DriftSample
-from agentrl.agent.episode import EpisodeRequest, EpisodeRun
+from agentrl.agent.episode import EpisodeRun
 from agentrl.agent.limits import LoopLimits
 from agentrl.agent.renderer import Renderer
+from agentrl.agent.request import EpisodeRequest
+from agentrl.agent.sampling import Sampling
 from agentrl.env.base import ScriptedPolicy
-from agentrl.env.host import Hosted
+from agentrl.env.hosted import Hosted
 from agentrl.sandbox.base import SandboxProvider
 from agentrl.tool.binding import Toolbox
 from agentrl.tool.parsers import ToolCallParser, make_parser
 from agentrl.types import GenerateFn, Trajectory
 
 _KEPT_SAMPLES = 16
-
-
-@dataclass(slots=True, frozen=True, kw_only=True)
-class Sampling:
-    """How turns are sampled, whatever the episode."""
-
-    top_p: float = 1.0
-    top_k: int = 0
 
 
 class AgentLoop:

@@ -96,5 +96,5 @@ class TokenRecord:
         assert length == len(self.roles) == len(self.logprobs) == len(self.policy_version), (
             "the arrays of a record have different lengths"
         )
-        last = self.spans[-1]
-        assert last.end == length, "the spans of a record do not cover it"
+        end = self.spans[-1].end if self.spans else 0
+        assert end == length, "the spans of a record do not cover it"
