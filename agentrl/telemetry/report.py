@@ -37,6 +37,7 @@ from agentrl.telemetry.report_trajectories import (
 from agentrl.telemetry.run_dir import RunDir
 from agentrl.telemetry.token_view import visible
 from agentrl.telemetry.trajectory_io import read_trajectories
+from agentrl.types import Trajectory
 
 T = TypeVar("T")
 
@@ -52,8 +53,9 @@ class EvaluationRow:
 
 @dataclass(slots=True, kw_only=True)
 class EvaluationTable:
-    """Evaluations as they are stored with their trajectories."""
+    """Evaluations of one split, as they are stored with their trajectories."""
 
+    split: str
     first_step: int
     last_step: int
     rows: list[EvaluationRow]
@@ -110,7 +112,7 @@ def render_report(run_dir: str | Path | RunDir, *, seed: int = 0) -> Path:
         "tools": summary.tool_rows(lines),
         "censoring": censoring_rows(lines),
         "fates": list(Fate),
-        "evaluation": notices.guard(lambda: _evaluation(run), None),
+        "evaluations": notices.guard(lambda: _evaluations(run), []),
         "trajectories": shown,
         "notices": notices.messages,
         "svg": svg,
@@ -192,17 +194,36 @@ def _totals(lines: Lines) -> dict[str, Any]:
     }
 
 
-def _evaluation(run: RunDir) -> EvaluationTable | None:
+def _evaluations(run: RunDir) -> list[EvaluationTable]:
+    """Compare the first stored evaluation of every split with its last; the test split first."""
+    stored: dict[int, list[Trajectory]] = {}
     steps = run.eval_steps()
-    if not steps:
-        return None
-    last = read_trajectories(run.eval_path(steps[-1]))
-    first = read_trajectories(run.eval_path(steps[0])) if len(steps) > 1 else []
+    for step in {*steps[:1], *steps[-1:]}:
+        stored[step] = read_trajectories(run.eval_path(step))
+    found: dict[str, dict[int, list[Trajectory]]] = {}
+    for step in sorted(stored):
+        for trajectory in stored[step]:
+            split = _split_of(trajectory)
+            found.setdefault(split, {}).setdefault(step, []).append(trajectory)
+    return [_evaluation_table(split, found[split]) for split in sorted(found)]
+
+
+def _split_of(trajectory: Trajectory) -> str:
+    """Groups of evaluations are named ``eval-<split>-<index>``."""
+    name = trajectory.group_id.rpartition("-")[0].removeprefix("eval-")
+    return {"val": "validation"}.get(name, name)
+
+
+def _evaluation_table(split: str, stored: dict[int, list[Trajectory]]) -> EvaluationTable:
+    first_step, last_step = min(stored), max(stored)
+    last = stored[last_step]
+    first = stored[first_step] if first_step < last_step else []
     before = {result.stratum: result for result in evaluate_strata(first)}
     common = _scored_tasks(first) & _scored_tasks(last)
     return EvaluationTable(
-        first_step=steps[0],
-        last_step=steps[-1],
+        split=split,
+        first_step=first_step,
+        last_step=last_step,
         rows=[
             EvaluationRow(stratum=result.stratum, last=result, first=before.get(result.stratum))
             for result in evaluate_strata(last)
@@ -212,7 +233,7 @@ def _evaluation(run: RunDir) -> EvaluationTable | None:
     )
 
 
-def _scored_tasks(trajectories: list[Any]) -> set[tuple[str, str]]:
+def _scored_tasks(trajectories: list[Trajectory]) -> set[tuple[str, str]]:
     return {(item.env_id, item.task.id) for item in trajectories if item.score is not None}
 
 

@@ -51,21 +51,15 @@ class ShownTrajectory:
 
 
 def open_decoder(run: RunDir) -> TokenDecoder:
-    """Open the tokenizer of a run, or of its newest checkpoint.
+    """Open the tokenizer of a run.
 
     Raises:
-        DataError: neither has one.
+        DataError: it has none.
     """
-    own = run.tokenizer_path / "tokenizer.json"
-    if own.is_file():
-        return TokenDecoder(own)
-    stored = sorted(run.checkpoints_path.glob("step_*/**/tokenizer.json"))
-    if not stored:
-        raise DataError(
-            f"no tokenizer in {run.tokenizer_path} or in a checkpoint: trajectories are shown as "
-            "messages, without tokens"
-        )
-    return TokenDecoder(stored[-1])
+    try:
+        return TokenDecoder(run.model_path / "tokenizer.json")
+    except DataError as error:
+        raise DataError(f"{error}: trajectories are shown as messages, without tokens") from error
 
 
 def last_step_trajectories(

@@ -6,6 +6,7 @@
                /metrics.jsonl
                /trajectories/step_NNNNNN.jsonl, step_NNNNNN.tokens.safetensors
                /eval/step_NNNNNN.jsonl, step_NNNNNN.tokens.safetensors
+               /model/                        configuration and tokenizer
                /checkpoints/step_NNNNNN/
                /report.html, curves.png, trace.json
 """
@@ -174,9 +175,9 @@ class RunDir:
         return self.path / "trajectories" / f"step_{step:06d}.jsonl"
 
     @property
-    def tokenizer_path(self) -> Path:
-        """Folder of the tokenizer (``save_pretrained``): gives reports the text of tokens."""
-        return self.path / "tokenizer"
+    def model_path(self) -> Path:
+        """Model configuration and tokenizer; gives reports the text of tokens."""
+        return self.path / "model"
 
     def eval_path(self, step: int) -> Path:
         """JSON lines of the evaluation after ``step`` updates."""

@@ -77,8 +77,8 @@ def write_synthetic_run(
         run.write_config(
             _CONFIG.format(group_size=group_size, prompts=prompts_per_step, total=total, seed=seed)
         )
-        run.tokenizer_path.mkdir()
-        synthetic_tokenizer().save(str(run.tokenizer_path / "tokenizer.json"))
+        run.model_path.mkdir()
+        synthetic_tokenizer().save(str(run.model_path / "tokenizer.json"))
         tracker = JsonlTracker(TrackedRun(directory=run.path))
         evaluate_every = max(total // 4, 1)
         for step in range(num_steps + 1):
@@ -201,6 +201,7 @@ def _evaluation(
                 seed=int(rng.integers(2**31)),
                 identity=f"val-{index}/{sample}",
                 task=task,
+                group_id=f"eval-val-{index}",
                 sample_index=sample,
                 policy_version=step,
                 success=bool(0.5 * threshold + 0.5 * rng.random() < skill),
@@ -209,10 +210,12 @@ def _evaluation(
         ]
         if index % 29 == 7:
             failed = make_trajectory(seed=index, task=task, stop_reason=StopReason.ENV_TIMEOUT)
-            members[1] = replace(failed, id=members[1].id, sample_index=1)
+            members[1] = replace(
+                failed, id=members[1].id, group_id=members[1].group_id, sample_index=1
+            )
         groups.append(
             TrajectoryGroup(
-                id=f"val-{index}",
+                id=f"eval-val-{index}",
                 task=task,
                 env_id="code_sandbox",
                 trajectories=members,

@@ -82,7 +82,7 @@ def test_the_page_tells_what_happened(finished_run: RunDir) -> None:
         "Tools",
         "python",
         "Censoring",
-        "Evaluation",
+        "Evaluation on the validation split",
         "level=1",
         "Trajectories",
         "Resolved configuration",
@@ -103,6 +103,26 @@ def test_numbers_on_the_page_are_those_of_the_files(finished_run: RunDir) -> Non
     last = read_trajectories(finished_run.trajectories_path(8))
     best = max(item.total_reward for item in last if not item.failed)
     assert f"step 8 · reward {best:.3f}" in page.words
+
+
+def test_splits_are_evaluated_apart(own_run: RunDir) -> None:
+    for step, solved in ((0, False), (3, True)):
+        items = [
+            make_trajectory(
+                seed=i,
+                task=make_task(i),
+                identity=f"{split}{i}",
+                group_id=f"eval-{split}-{i}",
+                success=solved and split == "test",
+            )
+            for split in ("val", "test")
+            for i in range(4)
+        ]
+        own_run.write_evaluation(step, items)
+    page, _ = _render(own_run)
+    test, validation = page.words.split("Evaluation on the ")[1:]
+    assert test.startswith("test split") and "paired over 4 tasks: +1.000" in test
+    assert validation.startswith("validation split") and "4 tasks: +0.000" in validation
 
 
 def test_tokens_carry_what_training_saw(own_run: RunDir) -> None:
@@ -160,7 +180,7 @@ def test_markup_from_tools_models_and_configs_stays_text(tmp_path: Path) -> None
     with run.metrics_path.open("a") as file:
         file.write(json.dumps(line) + "\n")
     with_tokens, _ = _render(run)
-    shutil.rmtree(run.tokenizer_path)
+    shutil.rmtree(run.model_path)
     as_messages, _ = _render(run)
     assert "without tokens" in as_messages.words
     for page in (with_tokens, as_messages):
@@ -170,7 +190,7 @@ def test_markup_from_tools_models_and_configs_stays_text(tmp_path: Path) -> None
 
 def test_control_characters_and_half_surrogates_do_not_break_the_page(own_run: RunDir) -> None:
     text = "\x1b[31mred\x00 \u202eevil \ud800"
-    shutil.rmtree(own_run.tokenizer_path)  # byte-level tokens cannot hold half a surrogate
+    shutil.rmtree(own_run.model_path)  # byte-level tokens cannot hold half a surrogate
     item = make_trajectory(seed=0, num_turns=2)
     item.messages[-1]["content"] = text
     item.error = text
