@@ -42,6 +42,8 @@ def load_mapping(path: Path) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = " ".join(part for part in (error.context, error.problem) if part)
+        if "'\\t'" in problem:
+            problem += "; YAML does not take tabs, indent with blanks"
         raise ToolSpecError(f"{_at(path, mark)}: {problem}") from error
     except (yaml.YAMLError, ValueError) as error:
         raise ToolSpecError(f"{path}:1:1: {error}") from error

@@ -1,0 +1,84 @@
+"""YAML written by somebody else: refused with line and column, never executed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentrl.errors import ToolSpecError
+from agentrl.tool.yaml_io import load_mapping
+
+
+def refused(tmp_path: Path, content: str | bytes) -> str:
+    path = tmp_path / "tool.yaml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ToolSpecError) as caught:
+        load_mapping(path)
+    return str(caught.value)
+
+
+def test_a_plain_mapping_is_returned(tmp_path: Path):
+    path = tmp_path / "tool.yaml"
+    path.write_text("a: 1\nb: {c: [x, true]}\n")
+    assert load_mapping(path) == {"a": 1, "b": {"c": ["x", True]}}
+
+
+@pytest.mark.parametrize(
+    ("content", "where", "what"),
+    [
+        ("a: [1,\nb: }", ":2:4", "expected"),
+        ("a:\n\tb: 1", ":2:1", "tab"),
+        ("", ":1:1", "got nothing"),
+        ("# only a comment\n", ":1:1", "got nothing"),
+        ("- a\n- b\n", ":1:1", "got list"),
+        ("just text", ":1:1", "got str"),
+        (b"\xef\xbb\xbfa: 1", ":1:1", "byte order mark"),
+        ("a: 1".encode("utf-16"), ":1:1", "byte order mark"),
+        (b"ok: 1\na: \xff", ":2", "UTF-8"),
+        ("a: 1\nb: 2\na: 3\n", ":3:1", "'a' is given twice"),
+        ("x: {b: 1, b: 2}", ":1:11", "'b' is given twice"),
+        ("1: a\n", ":1:1", "no text"),
+        ("a: 1\n---\nb: 2\n", ":2:1", "one document"),
+        ("a: \x00", ":1:1", "special characters"),
+    ],
+)
+def test_malformed_files_are_refused_with_their_place(
+    tmp_path: Path, content: str | bytes, where: str, what: str
+):
+    message = refused(tmp_path, content)
+    assert f"tool.yaml{where}" in message
+    assert what in message
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "a: !!python/object/apply:os.system ['touch {0}']",
+        "a: !!python/name:os.system ''",
+        "!!python/object/new:type {{}}",
+        "a: !custom x",
+        "a: !!str 1",
+    ],
+)
+def test_tags_are_refused_and_run_nothing(tmp_path: Path, content: str):
+    witness = tmp_path / "witness"
+    assert "tag" in refused(tmp_path, content.format(witness))
+    assert not witness.exists()
+
+
+def test_an_alias_bomb_is_refused_before_it_expands(tmp_path: Path):
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
+    assert "aliases are refused" in refused(tmp_path, "\n".join(lines))
+
+
+def test_size_nodes_and_depth_are_bounded(tmp_path: Path):
+    assert "bytes" in refused(tmp_path, "a: " + "x" * 300_000)
+    assert "nodes" in refused(tmp_path, "a: [" + "1," * 20_000 + "1]")
+    assert "levels" in refused(tmp_path, "a: " + "[" * 100 + "]" * 100)
+
+
+def test_a_missing_file_is_named(tmp_path: Path):
+    with pytest.raises(ToolSpecError, match="nowhere.yaml"):
+        load_mapping(tmp_path / "nowhere.yaml")

@@ -1,0 +1,110 @@
+"""The python tool: what the model reads of each way a cell can end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from agentrl_tools.python.tool import PythonTool, describe
+
+from agentrl.errors import InfrastructureError, SandboxError, ToolError
+from agentrl.sandbox.base import ExecResult, SandboxLimits, SandboxStatus
+from agentrl.testing import FakeSandboxes
+from agentrl.tool.base import ToolContext
+
+LIMITS = SandboxLimits(wall_s=2.0, memory_mb=64, max_processes=8)
+TRACEBACK = 'Traceback (most recent call last):\n  File "<cell>", line 1\nNameError: no x\n'
+
+
+def context(sandboxes: FakeSandboxes, **state: Any) -> ToolContext:
+    return ToolContext(trajectory_id="t", seed=0, sandboxes=sandboxes, state=state)
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [
+        (ExecResult(status=SandboxStatus.OK, stdout="3\n"), "3"),
+        (ExecResult(status=SandboxStatus.OK, result="[1, 2]"), "[1, 2]"),
+        (ExecResult(status=SandboxStatus.OK, stdout="a\n", result="7"), "a\n7"),
+        (ExecResult(status=SandboxStatus.OK), ""),
+        (ExecResult(status=SandboxStatus.OK, stderr="warned\n"), "warned"),
+        (ExecResult(status=SandboxStatus.ERROR, error=TRACEBACK), "NameError: no x"),
+        (
+            ExecResult(status=SandboxStatus.ERROR, stdout="before\n", error=TRACEBACK),
+            "before\nNameError: no x",
+        ),
+        (ExecResult(status=SandboxStatus.TIMEOUT, stdout="1\n"), "1\ntimeout: stopped after 2 s"),
+        (ExecResult(status=SandboxStatus.OOM), "out of memory: the limit is 64 MB"),
+        (ExecResult(status=SandboxStatus.PIDS_LIMIT), "too many processes: the limit is 8"),
+        (ExecResult(status=SandboxStatus.STATE_LOST), "python was restarted: all names are lost"),
+        (
+            ExecResult(status=SandboxStatus.OUTPUT_LIMIT, stdout="aaa", truncated_bytes=9),
+            "aaa\n[9 more bytes]",
+        ),
+    ],
+)
+def test_every_result_is_described(result: ExecResult, expected: str):
+    assert describe(result, LIMITS) == expected
+
+
+def test_a_long_last_line_is_cut():
+    result = ExecResult(status=SandboxStatus.ERROR, error="ValueError: " + "x" * 10_000)
+    assert len(describe(result, LIMITS)) <= 300
+
+
+def test_setup_runs_at_open_and_cells_follow_in_one_sandbox():
+    sandboxes = FakeSandboxes(lambda code: ExecResult(status=SandboxStatus.OK, stdout=code))
+
+    async def main() -> str:
+        tool = PythonTool(memory_mb=64)
+        await tool.open(context(sandboxes, setup="def check(f): ..."))
+        said = await tool.call(code="check(1)")
+        await tool.close()
+        await tool.close()
+        return said
+
+    assert asyncio.run(main()) == "check(1)"
+    (sandbox,) = sandboxes.opened
+    assert sandbox.cells == ["def check(f): ...", "check(1)"]
+    assert sandbox.closed
+    assert sandbox.limits is not None and sandbox.limits.memory_mb == 64
+
+
+@pytest.mark.parametrize("status", [SandboxStatus.SANDBOX_DEAD, SandboxStatus.INFRA_ERROR])
+def test_a_sandbox_that_fails_on_our_side_is_no_answer(status: SandboxStatus):
+    sandboxes = FakeSandboxes(lambda code: ExecResult(status=status, error="lost"))
+
+    async def main() -> None:
+        tool = PythonTool()
+        await tool.open(context(sandboxes))
+        with pytest.raises(SandboxError, match="lost"):
+            await tool.call(code="1")
+
+    asyncio.run(main())
+
+
+def test_setup_code_that_fails_is_the_environments_fault():
+    sandboxes = FakeSandboxes(lambda code: ExecResult(status=SandboxStatus.ERROR, error=TRACEBACK))
+    with pytest.raises(InfrastructureError, match="NameError: no x"):
+        asyncio.run(PythonTool().open(context(sandboxes, setup="x")))
+
+
+def test_no_sandbox_to_be_had_is_our_failure():
+    with pytest.raises(SandboxError):
+        asyncio.run(PythonTool().open(context(FakeSandboxes(fails=True))))
+
+
+def test_code_with_nul_is_the_models_mistake():
+    async def main() -> None:
+        tool = PythonTool()
+        await tool.open(context(FakeSandboxes()))
+        with pytest.raises(ToolError):
+            await tool.call(code="1\x00")
+
+    asyncio.run(main())
+
+
+def test_a_call_before_open_is_an_error_of_ours():
+    with pytest.raises(SandboxError):
+        asyncio.run(PythonTool().call(code="1"))
