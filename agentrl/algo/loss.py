@@ -125,3 +125,19 @@ class PolicyLoss:
         loss = (per_token * weights).sum()
         metrics["loss"] = float(loss.detach())
         return loss, metrics
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class SupervisedLoss:
+    """Negative log-likelihood of the trained tokens, in nats.
+
+    Reads ``loss_mask`` and ``loss_weights``, the weight of every token in the mini-batch.
+    """
+
+    def __call__(
+        self, logprobs: Tensor, entropy: Tensor | None, batch: Batch
+    ) -> tuple[Tensor, dict[str, float]]:
+        """Return the micro-batch's share of the loss."""
+        mask = batch.tokens["loss_mask"]
+        loss = -(logprobs[mask] * batch.tokens["loss_weights"][mask]).sum()
+        return loss, {"loss": float(loss.detach())}

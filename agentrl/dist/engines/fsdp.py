@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.utils import logging
 
 from agentrl.batch import Batch
 from agentrl.dist.config import OptimizerConfig, Precision
@@ -163,7 +164,8 @@ class FSDPEngine:
 
     def export_pretrained(self, directory: Path) -> None:
         """Write weights, configuration and tokenizer as transformers loads them."""
-        self.model.save_pretrained(directory)
+        with _quiet():
+            self.model.save_pretrained(directory)
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(directory)
 
@@ -201,6 +203,18 @@ class FSDPEngine:
             dtype=torch.bfloat16,
             enabled=self._precision is Precision.bf16,
         )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers from drawing progress bars over the run's own display."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _to_device(batch: Batch, device: torch.device) -> Batch:

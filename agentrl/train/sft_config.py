@@ -1,0 +1,28 @@
+"""Settings of supervised training. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agentrl.dist.config import OptimizerConfig, Schedule
+
+
+@dataclass(slots=True, kw_only=True)
+class SFTConfig(OptimizerConfig):
+    """Supervised training on conversations."""
+
+    lr: float = 1e-5
+    betas: tuple[float, float] = (0.9, 0.98)
+    schedule: Schedule = Schedule.cosine
+    warmup_steps: int = 20
+    min_lr_fraction: float = 0.05
+    steps: int = 400
+    """Optimizer steps."""
+    episodes_per_step: int = 32
+    """Conversations of one optimizer step."""
+    tokens_per_micro_batch: int = 4096
+    """Tokens of one forward and backward. Changes memory and speed, never the gradient."""
+    max_tokens: int = 1024
+    """Longer conversations are left out and counted, never cut."""
+    seed: int = 0
+    """Decides the order of the conversations."""

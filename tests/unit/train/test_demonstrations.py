@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Any
+
+import pytest
+
+from agentrl.agent.renderer import Renderer
+from agentrl.env.base import Demonstration, Env, Observation, ScriptedTurn
+from agentrl.env.config import EnvConfig
+from agentrl.errors import EnvError
+from agentrl.testing import EchoEnv, FakeSandboxes, make_tokenizer
+from agentrl.tool.binding import Toolbox
+from agentrl.train.demonstrations import collect_demonstrations, open_player
+from agentrl.train.sft_data import ChatExample
+from agentrl.types import Action, Message, Task
+
+
+class Written(EchoEnv):
+    """Writes its demonstrations down."""
+
+    def demonstrations(self, split: str, seed: int) -> Iterator[Demonstration]:
+        for index in count():
+            messages: list[Message] = [
+                {"role": "user", "content": f"{split} {seed} {index}"},
+                {"role": "assistant", "content": "yes"},
+            ]
+            yield Demonstration(task=Task(id=str(index), data={}), messages=messages)
+
+
+class Doubling(Env):
+    """Asks for the double of a number, twice; odd numbers break it where asked to."""
+
+    def __init__(self, broken: bool = False) -> None:
+        self._broken = broken
+        self._number = self._turn = 0
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        return [Task(id=f"{split}-{n}", data={"number": n}) for n in range(4)]
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        self._number, self._turn = self.pick_task(seed, options).data["number"], 0
+        return f"double {self._number}", {}
+
+    def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        if self._broken and self._number % 2:
+            raise RuntimeError("odd")
+        self._turn += 1
+        right = action.text == str(2 * self._number)
+        return "once more" if right else "wrong", float(right), self._turn == 2, False, {}
+
+    def demonstrations(self, split: str, seed: int) -> Iterator[Demonstration]:
+        tasks = self.tasks(split)
+
+        def policy(messages: Sequence[Message]) -> ScriptedTurn:
+            number = int(messages[0]["content"].split()[1])
+            return ScriptedTurn(content=str(2 * number))
+
+        for index in count():
+            yield Demonstration(task=tasks[index % len(tasks)], policy=policy)
+
+
+def _collect(env: Any, num: int, **kwargs: Any) -> list[ChatExample]:
+    async def run() -> list[ChatExample]:
+        config = EnvConfig(id=f"{__file__}:{type(env).__name__}", kwargs=kwargs, process=False)
+        async with open_player(
+            config,
+            toolbox=Toolbox(),
+            sandboxes=FakeSandboxes(),
+            renderer=Renderer(make_tokenizer()),
+            seed=0,
+        ) as play:
+            return await collect_demonstrations(
+                env, "train", seed=5, count=num, tools=(), play=play
+            )
+
+    return asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_written_demonstrations_are_taken_as_they_are_in_order() -> None:
+    examples = _collect(Written(), 70)
+    assert [example.messages[0]["content"] for example in examples] == [
+        f"train 5 {index}" for index in range(70)
+    ]
+
+
+def test_scripted_policies_are_played_against_the_real_environment() -> None:
+    examples = _collect(Doubling(), 5)
+    assert list(examples[3].messages[:4]) == [
+        {"role": "user", "content": "double 3"},
+        {"role": "assistant", "content": "6"},
+        {"role": "user", "content": "once more"},
+        {"role": "assistant", "content": "6"},
+    ]
+    assert [example.messages[1]["content"] for example in examples] == ["0", "2", "4", "6", "0"]
+
+
+def test_too_many_failed_episodes_are_an_error_that_says_how_many() -> None:
+    with pytest.raises(EnvError, match=r"\d+ of 64 episodes failed"):
+        _collect(Doubling(broken=True), 64, broken=True)
+
+
+class _Bad(EchoEnv):
+    def __init__(self, items: Sequence[Any] = (), error: Exception | None = None) -> None:
+        super().__init__()
+        self._items = items
+        self._error = error
+
+    def demonstrations(self, split: str, seed: int) -> Iterator[Any]:
+        yield from self._items
+        if self._error is not None:
+            raise self._error
+
+
+TASK = Task(id="t", data={})
+BAD = [
+    (_Bad(), "ended after 0"),
+    (_Bad(error=ZeroDivisionError("oops")), "raised ZeroDivisionError: oops"),
+    (_Bad(["hello"]), "yielded str"),
+    (_Bad([Demonstration(task=TASK)]), "neither messages nor a policy"),
+    (_Bad([Demonstration(task=TASK, messages=[])]), "item 0: messages must be a list"),
+    (
+        _Bad([Demonstration(task=TASK, messages=[{"role": "user", "content": "hi"}])]),
+        "no assistant message",
+    ),
+    (EchoEnv(), "set model.path"),
+    (object(), "set model.path"),
+]
+
+
+@pytest.mark.parametrize(("env", "message"), BAD)
+def test_an_environment_that_cannot_demonstrate_is_refused_with_the_reason(
+    env: Any, message: str
+) -> None:
+    async def never(demonstration: Demonstration, index: int) -> None:
+        raise AssertionError("nothing to play")
+
+    async def run() -> None:
+        await collect_demonstrations(env, "train", seed=0, count=3, tools=(), play=never)
+
+    with pytest.raises(EnvError, match=message):
+        asyncio.run(run())

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from agentrl.agent.renderer import Renderer
+from agentrl.env.config import EnvConfig
+from agentrl.env.registry import make_env
+from agentrl.errors import EnvError, ModelError
+from agentrl.testing import FakeSandboxes
+from agentrl.tool.binding import Toolbox
+from agentrl.train.config import WarmStartConfig
+from agentrl.train.warm_start import WarmStart, cache_key, default_cache, warm_start
+from agentrl.types import Message
+
+RECIPE = WarmStartConfig(steps=12, episodes_per_step=8, lr=1e-2, vocab_size=300)
+SOURCE = """
+from agentrl.env.base import Demonstration
+from agentrl.testing import EchoEnv
+from agentrl.types import Task
+
+class Polite(EchoEnv):
+    def demonstrations(self, split, seed):
+        index = 0
+        while True:
+            messages = [
+                {"role": "user", "content": f"Say yes. {index % 7}"},
+                {"role": "assistant", "content": "yes"},
+                {"role": "user", "content": "You said: yes"},
+                {"role": "assistant", "content": f"done {index % 7}"},
+            ]
+            yield Demonstration(task=Task(id=str(index), data={}), messages=messages)
+            index += 1
+"""
+
+
+@pytest.fixture
+def env_config(tmp_path: Path) -> EnvConfig:
+    (tmp_path / "polite.py").write_text(SOURCE)
+    return EnvConfig(id=f"{tmp_path / 'polite.py'}:Polite", process=False)
+
+
+def _run(
+    config: EnvConfig, cache: Path, recipe: WarmStartConfig = RECIPE, **kwargs: Any
+) -> WarmStart:
+    from agentrl.env.registry import make_env
+
+    env = make_env(config.id, config.kwargs)
+    return asyncio.run(
+        warm_start(
+            RECIPE,
+            config,
+            env,
+            toolbox=Toolbox(),
+            sandboxes=FakeSandboxes(),
+            cache=cache,
+            **kwargs,
+        )
+    )
+
+
+def _weights(path: Path) -> dict[str, torch.Tensor]:
+    return AutoModelForCausalLM.from_pretrained(path).state_dict()
+
+
+def test_a_model_that_transformers_loads_and_that_has_learned(
+    env_config: EnvConfig, tmp_path: Path
+) -> None:
+    stages: list[tuple[str, int, int]] = []
+
+    def report(stage: str, done: int, total: int, loss: float | None = None) -> None:
+        stages.append((stage, done, total))
+
+    made = _run(env_config, tmp_path / "cache", report=report)
+    assert not made.cached
+    assert made.facts["first_loss"] > 4 > 2 > made.facts["validation_loss"]
+    assert list(dict.fromkeys(stage for stage, _, _ in stages)) == [
+        "demonstrations",
+        "tokenizer",
+        "sft",
+    ]
+    assert stages[-1] == ("sft", 12, 12)
+    assert all(done <= total for _, done, total in stages)
+    tokenizer = AutoTokenizer.from_pretrained(made.path)
+    messages: list[Message] = [{"role": "user", "content": "Say yes. 3"}]
+    ids = Renderer(tokenizer).begin(messages).record.ids
+    model = AutoModelForCausalLM.from_pretrained(made.path)
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([list(ids)])).logits
+    assert tokenizer.decode(logits[0, -1].argmax()).startswith("y")
+
+
+def test_the_second_run_takes_it_from_the_cache(env_config: EnvConfig, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    first = _run(env_config, cache)
+
+    def nothing_to_do(*args: Any) -> None:
+        raise AssertionError("a cached model was made again")
+
+    second = _run(env_config, cache, report=nothing_to_do)
+    assert second.cached and second.path == first.path and second.facts == first.facts
+    assert os.listdir(cache / "warm_start") == [first.path.name]
+
+
+def test_made_again_it_has_the_same_bits(env_config: EnvConfig, tmp_path: Path) -> None:
+    one, two = (_weights(_run(env_config, tmp_path / name).path) for name in ("a", "b"))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_whatever_shapes_the_model_changes_the_key(env_config: EnvConfig, tmp_path: Path) -> None:
+    def key(recipe: WarmStartConfig = RECIPE, config: EnvConfig = env_config) -> str:
+        return cache_key(recipe, config, Toolbox())
+
+    known = {key()}
+    assert key() in known  # and nothing else does
+    for field in dataclasses.fields(WarmStartConfig):
+        value = getattr(RECIPE, field.name)
+        known.add(key(dataclasses.replace(RECIPE, **{field.name: value + 1})))
+    known.add(key(config=dataclasses.replace(env_config, kwargs={"num_turns": 2})))
+    path = tmp_path / "edited.py"
+    path.write_text(SOURCE.replace("done", "over"))
+    known.add(key(config=EnvConfig(id=f"{path}:Polite")))
+    assert len(known) == 1 + len(dataclasses.fields(WarmStartConfig)) + 2
+
+
+def test_a_training_that_dies_leaves_nothing_behind(env_config: EnvConfig, tmp_path: Path) -> None:
+    def dies(stage: str, done: int, total: int, loss: float | None = None) -> None:
+        if stage == "sft" and done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _run(env_config, tmp_path / "cache", report=dies)
+    assert os.listdir(tmp_path / "cache" / "warm_start") == []
+
+
+def test_an_environment_without_demonstrations_is_refused_with_the_fix(tmp_path: Path) -> None:
+    config = EnvConfig(id="agentrl.testing:EchoEnv")
+    with pytest.raises(EnvError, match=r"demonstrations\(split, seed\).*model\.path"):
+        _run(config, tmp_path / "cache")
+
+
+def test_a_cache_that_cannot_be_written_names_the_variable(
+    env_config: EnvConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocker = tmp_path / "file"
+    blocker.write_text("")
+    monkeypatch.setenv("AGENTRL_CACHE", str(blocker / "cache"))
+    assert default_cache() == blocker / "cache"
+    with pytest.raises(ModelError, match="AGENTRL_CACHE"):
+        _run(env_config, default_cache())
+
+
+def test_a_damaged_cache_entry_is_named(env_config: EnvConfig, tmp_path: Path) -> None:
+    made = _run(env_config, tmp_path / "cache")
+    (made.path / "warm_start.json").write_text("{")
+    with pytest.raises(ModelError, match=made.path.name):
+        _run(env_config, tmp_path / "cache")
