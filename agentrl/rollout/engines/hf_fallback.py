@@ -7,6 +7,7 @@ into calls; a deterministic engine therefore keeps the cache of every living ses
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -34,6 +35,9 @@ class TransformersRunner:
         self.num_rows, self.max_context = num_rows, max_context
         self.vocab_size: int = model.get_input_embeddings().weight.shape[0]  # pyright: ignore
         self._device = next(model.parameters()).device
+        # transformers renames the argument; the old name goes with 5.40.
+        known = inspect.signature(model.forward).parameters
+        self._cache_argument = "cache" if "cache" in known else "past_key_values"
         self._caches: list[DynamicCache | None] = []
         self.allocate()
 
@@ -75,8 +79,9 @@ class TransformersRunner:
         """Append tokens to a row; logits [V] of the last."""
         cache = self._caches[row] or DynamicCache(config=self.model.config)
         ids = torch.from_numpy(np.ascontiguousarray(tokens)).to(self._device)
-        output = self.model(input_ids=ids.unsqueeze(0), past_key_values=cache, use_cache=True)
-        self._caches[row] = output.past_key_values
+        self._caches[row] = cache
+        how = {self._cache_argument: cache, "use_cache": True}
+        output = self.model(input_ids=ids.unsqueeze(0), **how)
         return output.logits[0, -1].float()
 
     def keep_prefix(self, row: int, length: int) -> int:

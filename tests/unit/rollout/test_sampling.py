@@ -56,7 +56,8 @@ def test_samples_follow_the_tempered_softmax(temperature: float) -> None:
 
 def test_log_probability_is_that_of_the_whole_vocabulary_after_temperature() -> None:
     logits = torch.randn(64, 50, generator=torch.Generator().manual_seed(0))
-    for how in ({}, {"top_p": 0.5}, {"top_k": 3}):
+    cuts: list[dict[str, Any]] = [{}, {"top_p": 0.5}, {"top_k": 3}]
+    for how in cuts:
         ids, logprobs = sample(logits, batch(64, temperature=0.7, **how))
         expected = torch.log_softmax(logits / 0.7, dim=-1).gather(1, ids[:, None])[:, 0]
         assert torch.allclose(logprobs, expected, atol=1e-6)
