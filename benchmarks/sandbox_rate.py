@@ -105,9 +105,7 @@ async def measure_ours(runs: int) -> dict[str, float]:
 async def measure_processes(runs: int) -> dict[str, float]:
     """A cold bubblewrap per run, and a plain Python process per run."""
     python, program = find_python(), "print(sum(range(10)))"
-    identity = (
-        {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
-    )
+    identity = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
     sandbox = [find_bwrap(), "--unshare-all", "--unshare-user", "--die-with-parent", "--clearenv"]
     sandbox += ["--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin"]
     sandbox += ["--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64"]

@@ -179,7 +179,13 @@ class LocalBackend:
         self, zygote: ZygoteProcess, limits: SandboxLimits, *, probe: bool
     ) -> tuple[LocalSandbox, dict[str, Any]]:
         box_id = next(self._ids)
-        near, far = socket.socketpair()
+        try:
+            near, far = socket.socketpair()
+        except OSError as error:
+            raise SandboxError(
+                f"no channel for a sandbox: {error}; each open one takes a file descriptor here, "
+                "see `ulimit -n`"
+            ) from None
         near.setblocking(False)
 
         async def release() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -53,7 +54,9 @@ def find_bwrap() -> str:
 def find_python() -> str:
     """The interpreter of the boxes: the system's where there is one, else the running one."""
     system = Path("/usr/bin/python3")
-    return str(system) if system.exists() else os.path.realpath(sys.executable)
+    version = re.fullmatch(r"python3\.(\d+)", Path(os.path.realpath(system)).name)
+    usable = system.exists() and (version is None or int(version[1]) >= 9)
+    return str(system) if usable else os.path.realpath(sys.executable)
 
 
 def build_command(
@@ -237,6 +240,7 @@ class ZygoteProcess:
                 pass_fds=(*files.values(), far_fd, self._far_info),
                 env={},
                 cwd="/",
+                start_new_session=True,  # a Ctrl-C is the host's to handle, boxes outlive it
                 **identity,
             )
         finally:

@@ -57,7 +57,10 @@ class UnsafeBackend:
         if self._threads is None:
             raise SandboxError("the sandbox backend is not started, or closed")
         loop = asyncio.get_running_loop()
-        near, far = socket.socketpair()
+        try:
+            near, far = socket.socketpair()
+        except OSError as error:
+            raise SandboxError(f"no channel for a sandbox: {error}; see `ulimit -n`") from None
         near.setblocking(False)
         folder = Path(tempfile.mkdtemp(prefix="agentrl-unsafe-"))
         try:

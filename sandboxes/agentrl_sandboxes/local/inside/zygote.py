@@ -18,6 +18,7 @@ import gc
 import json
 import os
 import platform
+import resource
 import select
 import signal
 import socket
@@ -72,6 +73,8 @@ class Zygote:
         if not data:
             return False
         message = json.loads(data)
+        if message["op"] == "create" and not fds:
+            return True  # no descriptor left here: the host sees its channel end
         if message["op"] == "create":
             self._create(message, socket.socket(fileno=fds[0]))
         else:
@@ -186,6 +189,8 @@ def read_back() -> dict[str, Any]:
 def main() -> None:
     """Entry point: the control socket's descriptor is the only argument."""
     control = socket.socket(fileno=int(sys.argv[1]))
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # one descriptor per box
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in _PRELOADED:
         __import__(name)
