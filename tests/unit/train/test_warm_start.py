@@ -47,17 +47,12 @@ def env_config(tmp_path: Path) -> EnvConfig:
     return EnvConfig(id=f"{tmp_path / 'polite.py'}:Polite", process=False)
 
 
-def _run(
-    config: EnvConfig, cache: Path, recipe: WarmStartConfig = RECIPE, **kwargs: Any
-) -> WarmStart:
-    from agentrl.env.registry import make_env
-
-    env = make_env(config.id, config.kwargs)
+def _run(config: EnvConfig, cache: Path, **kwargs: Any) -> WarmStart:
     return asyncio.run(
         warm_start(
             RECIPE,
             config,
-            env,
+            make_env(config.id, config.kwargs),
             toolbox=Toolbox(),
             sandboxes=FakeSandboxes(),
             cache=cache,
