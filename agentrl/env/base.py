@@ -70,7 +70,7 @@ class Env(gymnasium.Env[Any, Any]):
     * ``rubric``: gives the outcome reward. Without one, the outcome is 0 and only the rewards of
       ``step`` count; ``info["success"]`` of the last step then says whether it succeeded
       (default: a positive sum of rewards).
-    * ``sandboxed``: episodes need sandboxes, so that a machine without them is refused at the start.
+    * ``sandboxed``: episodes need sandboxes, so a machine without them is refused at the start.
     * ``process``: run each environment in a process of its own, so that a hang that holds the
       interpreter lock can be ended. The default for ``./file.py`` environments.
     """

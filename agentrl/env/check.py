@@ -68,7 +68,8 @@ async def check_env(
             )
         await checks.episodes(tasks, demonstrations)
         for demonstration in demonstrations:
-            await checks.demonstration(demonstration)
+            if isinstance(demonstration.task, Task):
+                await checks.demonstration(demonstration)
         await checks.tools(resolve_tool)
     finally:
         await hosts.close()
@@ -77,7 +78,8 @@ async def check_env(
 
 def _train_sample(env: Any, num_tasks: int) -> list[Task]:
     try:
-        return sample_tasks(env.tasks("train"), num_tasks)
+        tasks = sample_tasks(env.tasks("train"), num_tasks)
+        return [task for task in tasks if isinstance(task, Task)]
     except Exception:  # check_tasks has reported it
         return []
 
@@ -121,7 +123,11 @@ class _Checks:
 
     async def episodes(self, tasks: Sequence[Task], demos: Sequence[Demonstration]) -> None:
         """Play each task twice, and once with actions that nobody would expect."""
-        by_task = {demo.task.id: actions_of(demo) for demo in demos if demo.messages}
+        by_task = {
+            demo.task.id: actions_of(demo)
+            for demo in demos
+            if demo.messages and isinstance(demo.task, Task)
+        }
         for task in tasks:
             actions = by_task.get(task.id) or [Action(text="1", content="1")] * 3
             await self._twice(task, actions)

@@ -34,6 +34,7 @@ class ObservationSpace(gymnasium.Space[Any]):
         return f"observation {int(self.np_random.integers(1000))}"
 
     def __eq__(self, other: object) -> bool:
+        """All are alike."""
         return isinstance(other, ObservationSpace)
 
 
@@ -53,4 +54,5 @@ class ActionSpace(gymnasium.Space[Any]):
         return Action(text=text, content=text)
 
     def __eq__(self, other: object) -> bool:
+        """All are alike."""
         return isinstance(other, ActionSpace)

@@ -37,6 +37,7 @@ class CodeSandbox(Env):
     """
 
     tools = ("python",)
+    sandboxed = True
 
     def __init__(
         self,
