@@ -28,7 +28,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -190,11 +190,11 @@ class HFEngine:
         """Return the prompt as [T] int64, or refuse the request."""
         sampling, who = request.sampling, f"session {request.session_id!r}"
         _check_sampling(sampling, who)
-        prompt = np.asarray(request.prompt_ids, dtype=np.int64)
+        if not len(request.prompt_ids):
+            raise EngineError(f"{who}: the prompt is empty; it needs at least one token")
+        prompt = _whole_numbers(request.prompt_ids, who)
         assert self._runner is not None
         limit, vocab = self._runner.max_context, self._runner.vocab_size
-        if prompt.ndim != 1 or not len(prompt):
-            raise EngineError(f"{who}: the prompt is empty; it needs at least one token")
         if len(prompt) + sampling.max_tokens > limit:
             raise EngineError(
                 f"{who}: {len(prompt)} prompt tokens + {sampling.max_tokens} max_tokens exceed "
@@ -382,6 +382,17 @@ def _build(model: Any, config: HFEngineConfig) -> tuple[Runner, ShapePlan | None
         return decoder, None
     wanted = candidates(config.num_slots, config.max_context, config.prefill_tokens)
     return decoder, probe(decoder, wanted)
+
+
+def _whole_numbers(ids: Sequence[int], who: str) -> np.ndarray:
+    """Return ids as [T] int64; floats are refused, not rounded."""
+    try:
+        prompt = np.asarray(ids)
+    except ValueError:  # ragged
+        prompt = np.zeros(0)
+    if prompt.dtype.kind not in "iu" or prompt.ndim != 1:
+        raise EngineError(f"{who}: prompt_ids must be a flat sequence of whole numbers")
+    return prompt.astype(np.int64, copy=True)
 
 
 def _check_config(config: HFEngineConfig) -> None:
