@@ -8,6 +8,8 @@ from agentrl.tool.base import ToolContext
 
 _OURS = (SandboxStatus.SANDBOX_DEAD, SandboxStatus.INFRA_ERROR)
 _MAX_ERROR_CHARS = 300
+NO_OUTPUT = "(no output)"
+"""The answer where a cell printed nothing: an empty message says less."""
 
 
 class PythonTool:
@@ -94,7 +96,7 @@ def describe(result: ExecResult, limits: SandboxLimits) -> str:
     cut = f"[{result.truncated_bytes} more bytes]" if result.truncated_bytes else ""
     error = _last_line(result.error) if result.status is SandboxStatus.ERROR else ""
     parts = (result.stdout, cut, result.stderr, result.result or "", error, note)
-    return "\n".join(part.rstrip("\n") for part in parts if part.strip())
+    return "\n".join(part.rstrip("\n") for part in parts if part.strip()) or NO_OUTPUT
 
 
 def _last_line(traceback: str | None) -> str:
