@@ -3,6 +3,7 @@
 Arms, in one process on one core:
 
 * ``loop``: AgentLoop with a fake engine, a no-op tool and an environment that answers every turn.
+* ``loop-threads``: the same with a synchronous environment and tool, which run on other threads.
 * ``re-render``: what a loop pays that renders and tokenizes the whole history before every turn.
 * ``floor``: the fake engine alone, awaited as the loop awaits it.
 
@@ -22,6 +23,7 @@ from typing import Any
 
 from agentrl.agent.loop import AgentLoop, EpisodeRequest, LoopLimits
 from agentrl.agent.renderer import Renderer
+from agentrl.env.base import Env
 from agentrl.env.config import EnvConfig
 from agentrl.env.host import EnvHosts
 from agentrl.testing import FakeSandboxes, call_text, make_tokenizer
@@ -37,7 +39,7 @@ parameters: {type: object, properties: {x: {type: string}}, required: [x]}
 python: ./impl.py:noop
 limits: {max_calls: 1000000}
 """
-IMPL = "async def noop(x):\n    return 'done'\n"
+IMPL = "async def noop(x):\n    return 'done'\ndef noop_sync(x):\n    return 'done'\n"
 
 
 class AnsweringEnv:
@@ -63,6 +65,16 @@ class AnsweringEnv:
 
     async def close(self) -> None:
         return None
+
+
+class SyncAnsweringEnv(Env):
+    """The same, synchronous: hosted on a thread."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict]:
+        return "Call noop until I say stop.", {}
+
+    def step(self, action: Action) -> tuple[str, float, bool, bool, dict]:
+        return "Go on.", 0.0, False, False, {}
 
 
 class CannedEngine:
@@ -95,9 +107,11 @@ def limits(num_turns: int) -> LoopLimits:
     )
 
 
-async def loop_arm(renderer: Renderer, spec: Path, num_turns: int, episodes: int) -> list[list]:
-    """Return per episode the CPU seconds of every turn."""
-    hosts = EnvHosts(EnvConfig(id="answering"), cls=AnsweringEnv)
+async def loop_arm(
+    renderer: Renderer, spec: Path, num_turns: int, episodes: int, env: type = AnsweringEnv
+) -> list[list[float]]:
+    """Return per episode the CPU seconds of every turn, all threads together."""
+    hosts = EnvHosts(EnvConfig(id="answering"), cls=env)
     rows: list[list[float]] = []
     for episode in range(episodes + 1):
         engine = CannedEngine(renderer)
@@ -155,7 +169,7 @@ def by_bucket(rows: list[list[float]]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="CPU time the agent loop adds to a turn")
     parser.add_argument("--turns", type=int, default=128)
     parser.add_argument("--episodes", type=int, default=8)
     parser.add_argument("--json", action="store_true")
@@ -166,10 +180,15 @@ def main() -> None:
         spec = Path(folder, "noop.yaml")
         spec.write_text(SPEC)
         Path(folder, "impl.py").write_text(IMPL)
-        rows = asyncio.run(loop_arm(renderer, spec, arguments.turns, arguments.episodes))
+        sync_spec = Path(folder, "noop_sync.yaml")
+        sync_spec.write_text(SPEC.replace("impl.py:noop", "impl.py:noop_sync"))
+        size = (arguments.turns, arguments.episodes)
+        rows = asyncio.run(loop_arm(renderer, spec, *size))
+        sync_rows = asyncio.run(loop_arm(renderer, sync_spec, *size, env=SyncAnsweringEnv))
         schemas = Toolbox([str(spec)]).schemas
     table = {
         "loop": by_bucket(rows),
+        "loop-threads": by_bucket(sync_rows),
         "re-render": by_bucket([rerender_arm(renderer, tokenizer, schemas, arguments.turns)]),
         "floor": by_bucket([asyncio.run(floor_arm(renderer, arguments.turns))]),
     }
@@ -178,9 +197,9 @@ def main() -> None:
         return
     print("CPU ms per turn (median), by turn of the conversation")
     names = list(table["loop"])
-    print(f"{'arm':<12}" + "".join(f"{name:>10}" for name in names))
+    print(f"{'arm':<14}" + "".join(f"{name:>10}" for name in names))
     for arm, values in table.items():
-        print(f"{arm:<12}" + "".join(f"{values[name]:>10.4f}" for name in names))
+        print(f"{arm:<14}" + "".join(f"{values[name]:>10.4f}" for name in names))
 
 
 if __name__ == "__main__":

@@ -53,11 +53,11 @@ class Renderer:
     def __init__(self, tokenizer: Any, *, template_kwargs: Mapping[str, Any] | None = None) -> None:
         self.template = ChatTemplate(tokenizer, template_kwargs)
         self.codec = TokenCodec(tokenizer)
-        self.stop_token_ids = self._find_stop_tokens(tokenizer)
-        self._layouts: dict[tuple[Any, ...], Layout] = {}
         self.header_tail = self._find_header_tail()
         """What the template writes after the header of an answer only while one is awaited (an
         empty thought, with thinking switched off): it stays in the record and is no drift."""
+        self.stop_token_ids = self._find_stop_tokens(tokenizer)
+        self._layouts: dict[tuple[Any, ...], Layout] = {}
         self.check()
 
     # ------------------------------------------------------------------ conversations
@@ -184,8 +184,7 @@ class Renderer:
         """Play two turns by the rule and compare with the template's own text of them."""
         answer: Message = {"role": "assistant", "content": "a"}
         if following[0]["role"] == "tool":
-            call = {"type": "function", "function": {"name": "probe_tool", "arguments": {}}}
-            answer["tool_calls"] = [call]
+            answer = {"role": "assistant", "content": "", "tool_calls": [_probe_call()]}
         conversation = Conversation(self, tools)
         conversation.start([{"role": "user", "content": "u"}])
         for _ in range(2):
@@ -283,9 +282,9 @@ class Renderer:
         prompt = self.template.render([_BASE], tools, generation=True)
         if text.startswith(prompt):
             return text[len(prompt) :]
-        history = self.template.render([_BASE], tools, generation=False)
-        if text.startswith(history) and _ANSWER in text:
-            return text[text.index(_ANSWER) :]
+        header = prompt.removesuffix(self.header_tail)
+        if text.startswith(header):
+            return text[len(header) :]
         raise RenderError(
             "the chat template rewrites earlier messages when later ones are added, so a record "
             "cannot be append-only: a prompt was\n"

@@ -333,7 +333,7 @@ def test_an_episode_in_which_the_policy_never_spoke_is_a_failure():
         (call_text("calculator", expression="1", more="2"), "Additional properties"),
         (call_text("calculator", expression="1 +"), "not an arithmetic expression"),
         ('<tool_call>\n{"name": "calculator", "argum', "no valid JSON"),
-        ('<tool_call>\n{"name": "calculator", "arguments": "1"}\n</tool_call>', "must be an object"),
+        ('<tool_call>{"name": "calculator", "arguments": "1"}</tool_call>', "must be an object"),
     ],
 )  # fmt: skip
 def test_a_bad_call_is_answered_in_the_same_trajectory(said: str, told: str):

@@ -277,6 +277,21 @@ def test_an_empty_thought_of_the_header_stays_in_the_record_and_is_no_drift():
     assert renderer.decode(conversation.record.ids).count("<think>") == 2
 
 
+@each_family
+def test_a_family_is_not_refused_with_or_without_tools(family: str):
+    RENDERERS[family].check()
+    RENDERERS[family].check([TOOL])
+
+
+def test_tools_work_with_thinking_switched_off():
+    renderer = Renderer(qwen3_like(), template_kwargs={"enable_thinking": False})
+    renderer.check([TOOL])
+    messages = [user("q"), answer("", call("1")), tool("1"), answer("one")]
+    ids, mask = renderer.render_conversation(messages, [TOOL])
+    taught = renderer.decode([i for i, m in zip(ids, mask, strict=True) if m])
+    assert taught.startswith("<tool_call>\n") and taught.endswith("one<|im_end|>")
+
+
 # ------------------------------------------------------------------ refusals
 
 
