@@ -137,8 +137,10 @@ def sparkline(values: Sequence[float], width: int = _SPARKLINE_WIDTH) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format as ``42s``, ``3m05s`` or ``2h07m``."""
+    """Format as ``0.4s``, ``42s``, ``3m05s`` or ``2h07m``."""
     whole = round(seconds)
+    if seconds < 9.95:
+        return f"{seconds:.1f}s"
     if whole < 60:
         return f"{whole}s"
     if whole < 3600:

@@ -8,6 +8,7 @@ evidence about the policy: they are left out and counted.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -148,7 +149,7 @@ def evaluate_strata(
     for trajectory in trajectories:
         for tag, value in trajectory.task.tags.items():
             tagged.setdefault(f"{tag}={value}", []).append(trajectory)
-    members |= dict(sorted(tagged.items()))
+    members |= {stratum: tagged[stratum] for stratum in sorted(tagged, key=_natural)}
     return [
         _evaluate(stratum, items, confidence)
         for stratum, items in members.items()
@@ -239,6 +240,12 @@ def _success_by_task(trajectories: Sequence[Trajectory]) -> dict[_TaskKey, list[
 
 def _task_key(trajectory: Trajectory) -> _TaskKey:
     return trajectory.env_id, trajectory.task.id
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    """Sort key that puts ``width=5`` before ``width=10``."""
+    parts = re.split(r"(\d+)", text)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 def _z(confidence: float) -> float:

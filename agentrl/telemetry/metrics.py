@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -32,7 +32,7 @@ def trajectory_metrics(
 
     Returns:
         ``trajectories/{count,failed}``, ``reward/{mean,std,min,max}``, ``reward_parts/<name>``,
-        ``success/mean``, ``turns/mean``, ``response_tokens/mean``, ``stop_reason/<name>``,
+        ``success/mean``, ``turns/mean``, ``response_tokens/{mean,sum}``, ``stop_reason/<name>``,
         ``tool/<name>/{calls,errors,timeouts,infra_errors}``, ``timing_s/tool/<name>`` (mean
         seconds of a call), ``render/drift`` and ``wall_clock_limited`` (counts). Means of nothing
         have no key.
@@ -41,6 +41,7 @@ def trajectory_metrics(
     return {
         "trajectories/count": len(trajectories),
         "trajectories/failed": len(trajectories) - len(scored),
+        "response_tokens/sum": sum(trajectory.num_sampled_tokens for trajectory in trajectories),
         "render/drift": sum(trajectory.drift for trajectory in trajectories),
         "wall_clock_limited": sum(trajectory.wall_clock_limited for trajectory in trajectories),
         **_outcomes(scored),
@@ -103,6 +104,26 @@ def staleness_metrics(trajectories: Iterable[Trajectory], current_version: int) 
     if not len(flat):
         return {}
     return {"staleness/mean": float(flat.mean()), "staleness/max": float(flat.max())}
+
+
+def throughput_metrics(
+    metrics: Mapping[str, float], *, trained_tokens: int | None = None
+) -> dict[str, float]:
+    """``throughput/{rollout_tokens_per_s,train_tokens_per_s}`` of a finished step.
+
+    Args:
+        metrics: of the step, with ``response_tokens/sum`` and the timings of the meter.
+        trained_tokens: tokens that went through the update, context included.
+    """
+    rates = {
+        "rollout": (metrics.get("response_tokens/sum"), metrics.get("timing_s/collect")),
+        "train": (trained_tokens, metrics.get("timing_s/update")),
+    }
+    return {
+        f"throughput/{name}_tokens_per_s": tokens / seconds
+        for name, (tokens, seconds) in rates.items()
+        if tokens is not None and seconds
+    }
 
 
 def _fates(

@@ -142,8 +142,7 @@ def _widened(low: float, high: float) -> tuple[float, float]:
     size = max(abs(low), abs(high))
     if high - low > 1e-9 * size and size > 1e-100:
         return low, high
-    margin = size * 0.5 if size > 1e-100 else 0.5
-    return low - margin, high + margin
+    return (low - size * 0.5, high + size * 0.5) if size > 1e-100 else (0.0, 1.0)
 
 
 def _value_range(chart: Chart, tops: Sequence[Sequence[float]]) -> tuple[float, float]:

@@ -111,4 +111,4 @@ def test_hostile_text_is_no_markup_and_odd_values_are_left_out(terminal: bool) -
 def test_sparkline_and_duration() -> None:
     assert sparkline([0.0, 0.5, 1.0, 7.0, -1.0]) == "▁▅██▁"
     assert len(sparkline([0.1] * 1000, width=40)) == 40
-    assert [duration(s) for s in (5, 185, 7620)] == ["5s", "3m05s", "2h07m"]
+    assert [duration(s) for s in (0.44, 42, 185, 7620)] == ["0.4s", "42s", "3m05s", "2h07m"]

@@ -120,6 +120,12 @@ def test_strata_come_from_the_tags_of_the_tasks() -> None:
     assert results["level=2"].success.high > 0.0
 
 
+def test_strata_are_in_natural_order() -> None:
+    items = [t for w in ("10", "9", "x", "²") for t in _samples(f"t{w}", [True], width=w)]
+    strata = [result.stratum for result in evaluate_strata(items)]
+    assert strata == ["all", "width=9", "width=10", "width=x", "width=²"]
+
+
 def test_failed_samples_are_left_out_and_counted() -> None:
     items = _samples("a", [True, None]) + _samples("b", [None, None])
     (result,) = evaluate_strata(items)

@@ -9,6 +9,7 @@ from agentrl.telemetry.metrics import (
     group_metrics,
     rollout_metrics,
     staleness_metrics,
+    throughput_metrics,
     trajectory_metrics,
 )
 from agentrl.testing.run_data import make_task, make_trajectory
@@ -130,6 +131,15 @@ def test_every_attempt_of_a_step_has_a_fate() -> None:
     assert metrics["trajectories/failed"] == 3
     assert metrics["stop_reason/env_error"] == 3 / 7
     assert metrics["reward/mean"] == 0.75
+
+
+def test_throughput_needs_tokens_and_time() -> None:
+    metrics = {"response_tokens/sum": 600, "timing_s/collect": 2.0, "timing_s/update": 4.0}
+    assert throughput_metrics(metrics, trained_tokens=1000) == {
+        "throughput/rollout_tokens_per_s": 300.0,
+        "throughput/train_tokens_per_s": 250.0,
+    }
+    assert throughput_metrics({"response_tokens/sum": 600, "timing_s/collect": 0.0}) == {}
 
 
 def test_staleness_is_over_sampled_tokens() -> None:
