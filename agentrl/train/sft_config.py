@@ -20,7 +20,7 @@ class SFTConfig(OptimizerConfig):
     """Optimizer steps."""
     episodes_per_step: int = 32
     """Conversations of one optimizer step."""
-    tokens_per_micro_batch: int = 4096
+    tokens_per_micro_batch: int = 2048
     """Tokens of one forward and backward. Changes memory and speed, never the gradient."""
     max_tokens: int = 1024
     """Longer conversations are left out and counted, never cut."""
