@@ -351,7 +351,7 @@ class EpisodeRun:
         return _Timed(self._timings_s, name)
 
     def _trajectory(self, stop_reason: StopReason, score: Score | None, drift: int) -> Trajectory:
-        request = self._request
+        request, record = self._request, self._conversation.record
         for turn in self._turns:
             for name, seconds in turn.timings_s.items():
                 self._timings_s[name] = self._timings_s.get(name, 0.0) + seconds
@@ -363,7 +363,7 @@ class EpisodeRun:
             sample_index=request.sample_index,
             attempt=request.attempt,
             seed=request.seed,
-            segments=[self._conversation.record.to_segment()],
+            segments=[record.to_segment()] if len(record) else [],
             turns=self._turns,
             messages=self._conversation.messages,
             stop_reason=stop_reason,
