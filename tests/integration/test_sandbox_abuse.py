@@ -216,7 +216,7 @@ def test_output_a_little_above_the_limit_is_cut_and_says_how_much():
     ],
 )
 def test_odd_values_and_streams_never_break_the_protocol(code, expected):
-    result = run_hostile(code)
+    result = run_hostile(code, timeout_s=1.5)
     assert result.status is not SandboxStatus.INFRA_ERROR
     if expected is not None:
         assert result.result == expected

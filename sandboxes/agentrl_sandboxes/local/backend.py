@@ -15,6 +15,7 @@ from agentrl.sandbox.base import SandboxLimits, SandboxReport
 from agentrl_sandboxes.local.box import LocalSandbox
 from agentrl_sandboxes.local.cgroup import BoxesGroup
 from agentrl_sandboxes.local.launcher import ZygoteProcess, find_bwrap, find_python
+from agentrl_sandboxes.local.limits import check_limits
 
 _START_S = 20.0
 _CREATE_S = 10.0
@@ -62,6 +63,7 @@ class LocalBackend:
 
     async def create(self, limits: SandboxLimits) -> LocalSandbox:
         """Return a fresh box; starts another zygote if the last one died."""
+        check_limits(limits)
         if self._closed:
             raise SandboxError("the sandbox backend is closed")
         zygote = await self._living_zygote()

@@ -24,6 +24,7 @@ from pathlib import Path
 from agentrl.errors import SandboxError
 from agentrl.sandbox.base import SandboxLimits, SandboxReport
 from agentrl_sandboxes.local.box import LocalSandbox
+from agentrl_sandboxes.local.limits import check_limits
 
 # The package's folder is on the path for one import only: programs must not see it.
 _MAIN = (
@@ -54,6 +55,7 @@ class UnsafeBackend:
 
     async def create(self, limits: SandboxLimits) -> LocalSandbox:
         """Start one process with a new temporary directory."""
+        check_limits(limits)
         if self._threads is None:
             raise SandboxError("the sandbox backend is not started, or closed")
         loop = asyncio.get_running_loop()

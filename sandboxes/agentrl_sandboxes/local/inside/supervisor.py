@@ -19,11 +19,12 @@ from typing import Any
 from . import census, children, files, wire
 
 _TICK_S = 0.05
-_SOFT_GRACE_S = 0.25
+_SOFT_GRACE_S = 1.0
 _SETTLE_S = 0.05
 _IDLE_CHECK_S = 0.2
 _MAX_REQUEST_BYTES = 1 << 30  # the host is trusted; this only catches a lost frame boundary
 _FLOOD_FACTOR = 64
+_LEAST_FLOOD_BYTES = 1 << 20
 
 
 class HostGone(Exception):
@@ -54,7 +55,7 @@ class Supervisor:
         self._work = work
         self._scratch = scratch
         self._isolated = isolated
-        self._flood_bytes = int(limits["output_bytes"]) * _FLOOD_FACTOR
+        self._flood_bytes = max(_LEAST_FLOOD_BYTES, int(limits["output_bytes"]) * _FLOOD_FACTOR)
         self._wake_read, self._wake_write = os.pipe()
         self._ended: dict[int, int] = {}
         self._children: list[children.Child] = []
