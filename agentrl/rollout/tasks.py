@@ -49,6 +49,17 @@ class TaskStream:
             index += 1
 
 
+MAX_CHECKED = 2_000
+"""Tasks looked at in a split that is longer: generated ones are made when they are asked for."""
+
+
+def _spread(tasks: Sequence[Task]) -> list[Task]:
+    """Return all tasks of a list; of anything else that is long, some that lie evenly apart."""
+    if isinstance(tasks, list | tuple) or len(tasks) <= MAX_CHECKED:
+        return list(tasks)
+    return [tasks[i * len(tasks) // MAX_CHECKED] for i in range(MAX_CHECKED)]
+
+
 def check_tasks(tasks: Sequence[Task], *, source: str) -> None:
     """Refuse an empty list and repeated ids.
 
@@ -58,7 +69,7 @@ def check_tasks(tasks: Sequence[Task], *, source: str) -> None:
     if not tasks:
         raise DataError(f"{source}: no tasks; check the split's name and the environment's kwargs")
     seen: set[str] = set()
-    repeated = sorted({task.id for task in tasks if task.id in seen or seen.add(task.id)})
+    repeated = sorted({task.id for task in _spread(tasks) if task.id in seen or seen.add(task.id)})
     if repeated:
         raise DataError(
             f"{source}: {len(repeated)} task ids occur more than once, for example {repeated[:3]}; "
@@ -72,7 +83,7 @@ def check_disjoint(train: Sequence[Task], held_out: Sequence[Task], *, split: st
     Raises:
         DataError: with some of the shared ids.
     """
-    shared = sorted({task.id for task in train} & {task.id for task in held_out})
+    shared = sorted({task.id for task in _spread(train)} & {task.id for task in _spread(held_out)})
     if shared:
         raise DataError(
             f"{len(shared)} tasks of split {split!r} are in the train split too, for example "

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,3 +52,25 @@ def test_evaluation_tasks_that_are_trained_on_are_refused() -> None:
     check_disjoint(tasks(3), tasks(3, "v"), split="val")
     with pytest.raises(DataError, match=r"2 tasks of split 'val'.*t0"):
         check_disjoint(tasks(3), tasks(2), split="val")
+
+
+class Generated(Sequence[Task]):
+    """Counts how many tasks are made."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.num_made = 0
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index):  # type: ignore[override]
+        self.num_made += 1
+        return Task(id=str(index), data={})
+
+
+def test_a_generated_split_of_a_million_tasks_is_not_made_to_be_checked() -> None:
+    generated = Generated(1_000_000)
+    stream = TaskStream(generated, seed=0, source="x")
+    stream.at(5)
+    assert generated.num_made < 3_000
