@@ -100,11 +100,23 @@ class Sandbox(Protocol):
         ...
 
     async def read(self, path: str) -> bytes:
-        """Read a file of the work directory. Paths are resolved inside the sandbox only."""
+        """Read a file of the work directory. Paths are resolved inside the sandbox only.
+
+        Raises:
+            ToolError: there is no such regular file, or the path leads out of the sandbox.
+            SandboxError: the sandbox is closed or cannot be reached.
+        """
         ...
 
     async def write(self, path: str, data: bytes) -> None:
-        """Write a file of the work directory. Paths are resolved inside the sandbox only."""
+        """Write a file of the work directory, making its folders.
+
+        Paths are resolved inside the sandbox only.
+
+        Raises:
+            ToolError: the path leads out of the sandbox, or the disk is full.
+            SandboxError: the sandbox is closed or cannot be reached.
+        """
         ...
 
     async def close(self) -> None:
