@@ -27,7 +27,7 @@ def context(sandboxes: FakeSandboxes, **state: Any) -> ToolContext:
         (ExecResult(status=SandboxStatus.OK, stdout="3\n"), "3"),
         (ExecResult(status=SandboxStatus.OK, result="[1, 2]"), "[1, 2]"),
         (ExecResult(status=SandboxStatus.OK, stdout="a\n", result="7"), "a\n7"),
-        (ExecResult(status=SandboxStatus.OK), ""),
+        (ExecResult(status=SandboxStatus.OK), "(no output)"),
         (ExecResult(status=SandboxStatus.OK, stderr="warned\n"), "warned"),
         (ExecResult(status=SandboxStatus.ERROR, error=TRACEBACK), "NameError: no x"),
         (
