@@ -13,9 +13,15 @@ import numpy as np
 import pytest
 import torch
 
+from agentrl.algo.loss import SupervisedLoss
+from agentrl.dist.config import OptimizerConfig, Schedule
+from agentrl.dist.engines.fsdp import FSDPEngine
 from agentrl.errors import CheckpointError
+from agentrl.model.tiny import build_tiny, tiny_config
+from agentrl.testing import make_tokenizer
 from agentrl.train.checkpoint import CheckpointStore, load_checkpoint
 from agentrl.train.rng_state import restore_rng
+from agentrl.train.sft_data import EncodedExample, to_batch
 
 CONFIG = {"actor": {"lr": 1e-3}}
 NUM_KILLS = 50 if os.environ.get("AGENTRL_SOAK") == "1" else 5
@@ -166,6 +172,38 @@ def test_leftovers_of_a_killed_run_are_cleared_and_never_loaded(tmp_path: Path) 
     assert store.steps() == [1]
     _save(store, 2)
     assert sorted(os.listdir(tmp_path)) == ["step_000001", "step_000002"]
+
+
+def test_training_that_went_through_the_disk_is_the_same_bits(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer()
+    shape = tiny_config(len(tokenizer), hidden_size=32, num_layers=1, num_heads=1, head_dim=16)
+    config = OptimizerConfig(lr=1e-2, schedule=Schedule.linear, warmup_steps=2)
+
+    def engine(seed: int) -> FSDPEngine:
+        return FSDPEngine(build_tiny(tokenizer, seed, shape), None, config, total_updates=6)
+
+    def train(engine: FSDPEngine, steps: range) -> None:
+        for step in steps:
+            ids = [1, *((7 * step + i) % 200 for i in range(20))]
+            batch = to_batch([EncodedExample(ids=ids, loss_mask=[i > 3 for i in range(21)])])
+            engine.train_mini_batch(batch, SupervisedLoss(), tokens_per_micro_batch=64)
+
+    unbroken = engine(0)
+    train(unbroken, range(3))
+    _store(tmp_path).save(3, unbroken.state_dict(), {"step": 3})
+    train(unbroken, range(3, 6))
+    resumed = engine(1)
+    found = _store(tmp_path).load_latest()
+    assert found is not None
+    resumed.load_state_dict(found.engine)
+    train(resumed, range(found.progress["step"], 6))
+    left, right = resumed.state_dict(), unbroken.state_dict()
+    assert left["num_updates"] == right["num_updates"] == 6
+    for kind in ("exp_avg", "exp_avg_sq", "step"):
+        for name, value in left["optimizer"][kind].items():
+            assert torch.equal(value, right["optimizer"][kind][name]), (kind, name)
+    for name, value in left["model"].items():
+        assert torch.equal(value, right["model"][name]), name
 
 
 def _save_for_ever(directory: Path, first: int) -> None:
