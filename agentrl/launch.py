@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ from agentrl.sandbox.pool import SandboxPool
 from agentrl.sandbox.registry import sandbox_registry
 from agentrl.telemetry.meter import Meter
 from agentrl.telemetry.run_dir import RunDir
-from agentrl.telemetry.tracker import TrackedRun, build_trackers
+from agentrl.telemetry.tracker import MissingExtraError, TrackedRun, build_trackers
 from agentrl.tool.binding import Toolbox
 from agentrl.train.assemble import assemble
 from agentrl.train.checkpoint import CheckpointStore
@@ -49,6 +50,8 @@ from agentrl.train.settings import refuse_changed_settings
 from agentrl.train.trainer import Progress, Trainer
 from agentrl.train.update import update_policy
 from agentrl.types import Task, TrajectoryGroup
+
+logger = logging.getLogger(__name__)
 
 HELD_OUT = ("val", "test")
 # Settings that a resumed run may change: they decide where and how long, not what is trained.
@@ -311,8 +314,11 @@ def write_report(run: Path) -> None:
     from agentrl.telemetry.curves import render_curves
     from agentrl.telemetry.report import render_report
 
-    render_curves(run)
     render_report(run)
+    try:
+        render_curves(run)
+    except MissingExtraError as error:
+        logger.warning("%s", error)
 
 
 def _eval_groups(config: Config, ground: Playground):
@@ -367,7 +373,8 @@ def _trackers(config: Config, run_dir: RunDir, progress: Progress):
         directory=run_dir.path,
         name=run_dir.name,
         total_steps=config.trainer.total_steps,
-        keep_through_step=progress.step if config.trainer.resume else None,
+        # A run that was killed before its first checkpoint starts over: nothing is kept.
+        keep_through_step=(progress.step or -1) if config.trainer.resume else None,
         config=to_dict(config),
     )
     choices: Mapping[str, Mapping[str, Any]] = {

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
 import numpy as np
 import torch
 
@@ -28,8 +26,14 @@ class TrainBatch:
     batch: Batch | None
     advantages: dict[str, list[np.ndarray]] = field(default_factory=dict)
     """Trajectory id -> one float32 [T] array per segment, for the record."""
-    metrics: dict[str, Any] = field(default_factory=dict)
+    trained_ids: frozenset[str] = frozenset()
+    """Trajectories that entered the loss."""
     why_empty: str = ""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that go through the model in one pass over the batch, context included."""
+        return 0 if self.batch is None else self.batch.num_tokens
 
     @property
     def is_empty(self) -> bool:
@@ -69,10 +73,7 @@ def assemble(groups: Sequence[TrajectoryGroup], config: AlgoConfig) -> TrainBatc
             trajectory.id: [_on_sampled(segment, float(value)) for segment in trajectory.segments]
             for (_, trajectory), value in zip(sessions, advantages, strict=True)
         },
-        metrics={
-            "group/zero_advantage_fraction": 1 - len(with_signal) / max(len(groups), 1),
-            "group/trained_sessions": len(chosen),
-        },
+        trained_ids=frozenset(sessions[number][1].id for number in chosen),
         why_empty=_why_empty(groups, len(groups) - len(with_signal)),
     )
 

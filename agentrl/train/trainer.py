@@ -8,6 +8,7 @@ branch on the mode in the loop.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from agentrl.rollout.buffer import RolloutBuffer
 from agentrl.rollout.config import FailureConfig
 from agentrl.rollout.producer import Producer
 from agentrl.telemetry.meter import Meter
-from agentrl.telemetry.metrics import rollout_metrics
+from agentrl.telemetry.metrics import rollout_metrics, staleness_metrics, throughput_metrics
 from agentrl.telemetry.run_dir import RunDir
 from agentrl.telemetry.tracker import Tracker
 from agentrl.train.assemble import TrainBatch
@@ -119,6 +120,7 @@ class Trainer:
         self.run_dir = run_dir
         self.tracker = tracker
         self.meter = meter
+        self._save_s = 0.0
 
     @property
     def step(self) -> int:
@@ -139,12 +141,14 @@ class Trainer:
                 with self.meter.step(self.step + 1) as metrics:
                     groups = await self.collect()
                     batch = self.assemble(groups)
-                    metrics |= batch.metrics | self.describe(groups)
+                    metrics |= self.describe(groups, batch)
                     async with self.placement.training():
                         metrics |= await self.train_on(batch)
                     metrics |= await self.advance()
                     metrics |= await self.evaluate()
                     self.record(groups, batch)
+                metrics["timing_s/save"] = self._save_s  # of the checkpoint before this step
+                metrics |= throughput_metrics(metrics, trained_tokens=batch.num_tokens)
                 self.tracker.log(metrics, self.step)
                 self.save_if_due()
                 await self.open_next_step()
@@ -203,9 +207,19 @@ class Trainer:
         self.run_dir.write_evaluation(self.step, trajectories)
         return metrics
 
-    def describe(self, groups: Sequence[TrajectoryGroup]) -> Metrics:
+    def describe(self, groups: Sequence[TrajectoryGroup], batch: TrainBatch) -> Metrics:
         """Metrics of what was sampled, failures and retries included."""
-        return rollout_metrics(groups) | {"policy_version": self.step, "step": self.step + 1}
+        members = [trajectory for group in groups for trajectory in group.trajectories]
+        return {
+            "step": self.step + 1,
+            "policy_version": self.step,
+            **rollout_metrics(
+                groups,
+                trained_ids=batch.trained_ids,
+                refilled=len(groups) - self.config.prompts_per_step,
+            ),
+            **staleness_metrics(members, self.step),
+        }
 
     def record(self, groups: Sequence[TrajectoryGroup], batch: TrainBatch) -> None:
         """Write the step's trajectories, failed and retried ones too."""
@@ -228,8 +242,9 @@ class Trainer:
                 "empty_steps": self.progress.empty_steps,
                 "skipped_updates": self.progress.skipped_updates,
             }
-            with self.meter.span("save"):
-                self.checkpoints.save(self.step, self.actor.state_dict(), progress)
+            started = time.perf_counter()
+            self.checkpoints.save(self.step, self.actor.state_dict(), progress)
+            self._save_s = time.perf_counter() - started
 
     def _refuse_without_signal(self, batch: TrainBatch) -> None:
         if self.progress.empty_steps >= self.failure.max_empty_steps:

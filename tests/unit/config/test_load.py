@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from agentrl.config.load import from_yaml, load, to_dict
+from agentrl.errors import ConfigError
+from agentrl.rollout.config import FailurePolicy
+
+ENV = "env.id=guess_number"
+
+
+def refuse(*overrides: str, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        load([ENV, *overrides])
+
+
+def test_defaults_are_those_of_the_dataclasses() -> None:
+    config = load([ENV])
+    assert config.env.id == "guess_number"
+    assert config.model.path == "tiny"
+    assert config.failure.policy is FailurePolicy.retry_fresh
+
+
+def test_a_group_chooses_a_preset_and_a_key_on_top_wins() -> None:
+    assert load([ENV, "algo=dr_grpo"]).algo.normalize_std is False
+    config = load([ENV, "algo=rloo", "algo.normalize_std=true"])
+    assert (config.algo.advantage, config.algo.normalize_std) == ("rloo", True)
+
+
+def test_an_unknown_choice_of_a_group_lists_the_known_ones() -> None:
+    refuse("algo=gpro", match=r"algo=gpro: did you mean grpo\? known: dr_grpo, grpo, rloo")
+
+
+@pytest.mark.parametrize("prefix", ["", "+", "++"])
+def test_a_misspelt_key_is_refused_with_the_nearest_however_it_is_written(prefix: str) -> None:
+    refuse(f"{prefix}rollout.temprature=0.5", match="did you mean rollout.temperature")
+
+
+def test_a_key_in_the_wrong_section_is_found_by_its_name() -> None:
+    refuse("trainer.max_staleness=1", match="did you mean rollout.max_staleness")
+
+
+@pytest.mark.parametrize(
+    ("override", "match"),
+    [
+        ("actor.lr=fast", "actor.lr.*fast"),
+        ("trainer.total_steps=1.5", "trainer.total_steps.*1.5"),
+        ("trainer.deterministic=perhaps", "trainer.deterministic"),
+        ("failure.policy=retry", r"retry_fresh, min_group, mask, drop_group, fail_fast"),
+        ("rollout=5", "rollout=5.*known: hf"),
+    ],
+)
+def test_a_wrong_type_is_refused_with_the_key_and_the_value(override: str, match: str) -> None:
+    refuse(override, match=match)
+
+
+def test_yaml_spellings_of_numbers_and_booleans_mean_what_they_say() -> None:
+    config = load([ENV, "actor.lr=1e-6", "trainer.deterministic=off", "trainer.seed=010"])
+    assert config.actor.lr == 1e-6
+    assert config.trainer.deterministic is False
+    assert config.trainer.seed == 10, "never octal"
+
+
+def test_kwargs_need_no_plus_and_keep_their_types() -> None:
+    config = load([ENV, "env.kwargs.level=2", "env.kwargs={name: [a, 1], flag: true}"])
+    assert config.env.kwargs == {"level": 2, "name": ["a", 1], "flag": True}
+
+
+def test_a_path_with_spaces_and_colons_reaches_the_environment_as_it_is() -> None:
+    assert load(["env.id='./my envs/a.py:Env'"]).env.id == "./my envs/a.py:Env"
+
+
+@pytest.mark.parametrize("text", ["trainer.seed", "~trainer.seed", "trainer.seed=1,2"])
+def test_what_is_no_single_setting_is_refused(text: str) -> None:
+    refuse(text, match="setting|several values|deleted")
+
+
+def test_a_missing_environment_says_how_to_choose_one() -> None:
+    with pytest.raises(ConfigError, match="--env NAME"):
+        load([])
+
+
+def test_the_stored_config_comes_back_equal(tmp_path: Path) -> None:
+    config = load([ENV, "algo=rloo", "env.kwargs.level=2", "failure.policy=mask"])
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(to_dict(config)))
+    assert from_yaml(path) == config
+
+
+def test_overrides_of_a_stored_config_change_only_what_they_name(tmp_path: Path) -> None:
+    config = load([ENV, "trainer.seed=3", "env.kwargs.level=2"])
+    changed = load(["trainer.total_steps=7", "algo=rloo", "env.kwargs.extra=1"], base=config)
+    assert changed.trainer.total_steps == 7
+    assert changed.trainer.seed == 3
+    assert changed.algo.advantage == "rloo"
+    assert changed.env.kwargs == {"level": 2, "extra": 1}
+
+
+@pytest.mark.parametrize("text", ["- a list", "rollout: [", "rollout: {unknown: 1}"])
+def test_a_damaged_stored_config_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError):
+        from_yaml(path)

@@ -1,0 +1,75 @@
+"""Each message names the key, what was got, and what would be right."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrl.config.load import load
+from agentrl.errors import ConfigError
+
+ENV = "env.id=guess_number"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "match"),
+    [
+        (["rollout.n=1"], r"rollout.n=1 .*no baseline.*at least 2"),
+        (["rollout.temperature=0"], r"rollout.temperature=0.0.*eval.temperature=0"),
+        (["rollout.top_p=0.9"], r"rollout.top_p=0.9.*importance ratio.*top_p=1"),
+        (["rollout.top_k=50"], r"rollout.top_k=50.*top_k=0"),
+        (["rollout.max_turns=0"], r"rollout.max_turns=0: must be"),
+        (["rollout.max_turns=-1"], r"rollout.max_turns=-1: must be"),
+        (["rollout.trajectory_timeout_s=0"], r"trajectory_timeout_s=0.0"),
+        (["rollout.max_turn_tokens=5000"], r"max_turn_tokens=5000 .*max_response_tokens=1024"),
+        (["rollout.max_response_tokens=2048"], r"no room for a prompt.*max_context_tokens=2048"),
+        (
+            ["trainer.prompts_per_step=1", "rollout.n=2", "actor.updates_per_step=3"],
+            r"updates_per_step=3 is more than the 2 trajectories.*at most 2",
+        ),
+        (["actor.lr=-1"], r"actor.lr=-1.0: must be a finite number of at least 0"),
+        (["actor.lr=nan"], r"actor.lr=nan: must be a finite"),
+        (["actor.lr=inf"], r"actor.lr=inf: must be a finite"),
+        (["algo.clip_low=1.5"], r"algo.clip_low=1.5: must be in"),
+        (["algo.dual_clip=1"], r"algo.dual_clip=1.0: must be above 1"),
+        (["algo.advantage=gpro"], r"'gpro' is unknown; did you mean grpo\? known: grpo, rloo"),
+        (["algo.loss=vanila"], r"did you mean vanilla"),
+        (["algo.loss_agg=token_mean"], r"did you mean token-mean"),
+        (["rollout.engine.id=vlm"], r"rollout.engine.id='vlm' is unknown; known: hf"),
+        (["model.tool_parser=hermess"], r"did you mean hermes"),
+        (["telemetry.trackers=[tensorbord]"], r"did you mean tensorboard"),
+        (["cluster.kind=slurm"], r"cluster.kind='slurm' is unknown; known: local"),
+        (["trainer.trajectories=some"], r"write all, none or sample:N"),
+        (["failure.policy=min_group", "failure.k=9"], r"failure.k=9 .*between 2 and rollout.n=8"),
+        (
+            ["algo.turn_reward_weight=0", "algo.outcome_reward_weight=0"],
+            r"both 0: no reward is left",
+        ),
+    ],
+)
+def test_what_would_train_something_else_is_refused(overrides: list[str], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        load([ENV, *overrides])
+
+
+def test_every_problem_is_named_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load([ENV, "rollout.n=1", "actor.lr=-1", "rollout.max_turns=0"])
+    for key in ("rollout.n", "actor.lr"):
+        assert key in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["actor.lr=0"],
+        ["rollout.n=2", "trainer.prompts_per_step=1", "actor.updates_per_step=2"],
+        ["trainer.trajectories=sample:5"],
+        ["eval.temperature=0"],
+        ["failure.policy=min_group", "failure.k=2"],
+        ["rollout.max_staleness=2"],
+        ["algo.turn_reward_weight=0"],
+        ["trainer.eval_every=0", "trainer.save_every=0"],
+    ],
+)
+def test_settings_at_the_edge_of_what_works_are_not_refused(overrides: list[str]) -> None:
+    load([ENV, *overrides])
