@@ -70,9 +70,7 @@ class ExecResult:
 class Sandbox(Protocol):
     """One isolated interpreter with a work directory of its own. No network."""
 
-    async def run_code(
-        self, code: str, *, timeout_s: float | None = None
-    ) -> ExecResult:
+    async def run_code(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
         """Run a Python cell; names stay defined for the next cell.
 
         A failure of the code is a status, never an exception.
