@@ -1,17 +1,32 @@
-"""Models and tokenizers from a hub id, a directory or a ``.gguf`` file."""
+"""Models and tokenizers from a hub id, a directory or a ``.gguf`` file.
+
+Whatever would silently make another model than the one named is refused: weights that the files
+lack, a tokenizer larger than the embedding, a missing chat template or end token.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import socket
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
+import jinja2
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 from agentrl.errors import ModelError
+from agentrl.model.gguf import converted
+
+HUB_TIMEOUT_S = 5.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -19,24 +34,43 @@ class LoadedModel:
     """A policy that can be sampled and trained."""
 
     model: Any
-    """An ``AutoModelForCausalLM`` in float32 and evaluation mode."""
+    """An ``AutoModelForCausalLM`` in evaluation mode."""
     tokenizer: Any
+    """With a chat template and an end-of-sequence token."""
     source: str
+    """What was asked for."""
 
 
-def load_model(path: str, *, device: str = "auto", chat_template: str | None = None) -> LoadedModel:
+def load_model(
+    path: str,
+    *,
+    device: str = "auto",
+    dtype: torch.dtype = torch.float32,
+    chat_template: str | None = None,
+) -> LoadedModel:
     """Load a model and its tokenizer.
 
+    Args:
+        path: a hub id, a directory, or a ``.gguf`` file (converted once, then cached).
+        device: where the model goes; ``auto`` is CUDA where there is one.
+        dtype: of its weights.
+        chat_template: a jinja file that replaces the tokenizer's template.
+
     Raises:
-        ModelError: nothing there that can be loaded.
+        ModelError: nothing there that can be loaded, or something that cannot be used as it is.
     """
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    if chat_template is not None:
-        tokenizer.chat_template = Path(chat_template).read_text()
-    return LoadedModel(
+    template = None if chat_template is None else _read_template(Path(chat_template))
+    with _quiet():
+        source = _resolve(path)
+        model = _load_weights(source, path, dtype)
+        tokenizer = _load_tokenizer(source, path)
+    if template is not None:
+        tokenizer.chat_template = template
+    loaded = LoadedModel(
         model=model.to(resolve_device(device)).eval(), tokenizer=tokenizer, source=path
     )
+    _check(loaded)
+    return loaded
 
 
 def load_with_weights(
@@ -47,18 +81,28 @@ def load_with_weights(
     Raises:
         ModelError: the weights are those of another model.
     """
-    model = AutoModelForCausalLM.from_config(
-        AutoConfig.from_pretrained(folder), dtype=torch.float32
-    )
-    missing, unexpected = model.load_state_dict(dict(weights), strict=False)
+    with _quiet():
+        try:
+            config = AutoConfig.from_pretrained(folder)
+        except (OSError, ValueError) as error:
+            raise ModelError(f"no usable configuration in {str(folder)!r}: {error}") from error
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        tokenizer = _load_tokenizer(_Source(str(folder)), str(folder))
+    try:
+        missing, unexpected = model.load_state_dict(dict(weights), strict=False)
+    except RuntimeError as error:  # a shape differs
+        raise ModelError(
+            f"the weights do not fit the configuration in {str(folder)!r}: {error}"
+        ) from error
     model.tie_weights()
     tied = {name for name in missing if name.endswith("lm_head.weight")}
+    if not model.config.tie_word_embeddings:
+        tied = set()
     if unexpected or set(missing) - tied:
         raise ModelError(
             f"the weights do not fit the configuration in {str(folder)!r}: "
             f"missing {sorted(set(missing) - tied)[:3]}, unknown {sorted(unexpected)[:3]}"
         )
-    tokenizer = AutoTokenizer.from_pretrained(folder)
     return LoadedModel(
         model=model.to(resolve_device(device)).eval(), tokenizer=tokenizer, source=str(folder)
     )
@@ -69,3 +113,144 @@ def resolve_device(device: str) -> str:
     if device != "auto":
         return device
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@dataclass(slots=True, frozen=True)
+class _Source:
+    location: str
+    """A local directory, or a hub id."""
+    cached_only: bool = False
+    """The hub cannot be reached: look into its local cache only."""
+
+
+def _resolve(path: str) -> _Source:
+    """Find what a path means."""
+    local = Path(path).expanduser()
+    if local.suffix == ".gguf":
+        if not local.is_file():
+            raise ModelError(f"no such file: {path!r}; model.path names a .gguf file to read")
+        return _Source(str(converted(local.resolve())))
+    if local.is_dir():
+        if not (local / "config.json").is_file():
+            raise ModelError(
+                f"{path!r} holds no config.json; give the directory that save_pretrained wrote"
+            )
+        return _Source(str(local))
+    if local.exists():
+        raise ModelError(f"{path!r} is a file; model.path takes a directory or a .gguf file")
+    if local.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
+        raise ModelError(f"no such directory: {path!r}; a hub id looks like 'owner/name'")
+    return _Source(path, cached_only=not _hub_answers())
+
+
+def _hub_answers() -> bool:
+    """Ask once, with a deadline; the hub's own client would retry for half a minute."""
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
+        return False
+    if urllib.request.getproxies():
+        return True  # a direct connection would say nothing about the way through the proxy
+    hub = urllib.parse.urlsplit(huggingface_hub.constants.ENDPOINT)
+    port = hub.port or (80 if hub.scheme == "http" else 443)
+    try:
+        socket.create_connection((hub.hostname or "", port), timeout=HUB_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _load_weights(source: _Source, path: str, dtype: torch.dtype) -> Any:
+    """Load the module; refuse one that would be completed with random numbers."""
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source.location,
+            dtype=dtype,
+            output_loading_info=True,
+            local_files_only=source.cached_only,
+        )
+    except Exception as error:
+        raise _not_loaded("model", source, path, error) from error
+    model, info = loaded
+    lacking = sorted({*info["missing_keys"], *(key[0] for key in info["mismatched_keys"])})
+    if lacking:
+        raise ModelError(
+            f"the files of {path!r} lack {len(lacking)} weights of a "
+            f"{type(model).__name__} or hold them in another shape, first {lacking[0]!r}; they "
+            "would be random: is it a causal language model, and is the download whole?"
+        )
+    return model
+
+
+def _load_tokenizer(source: _Source, path: str) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(source.location, local_files_only=source.cached_only)
+    except Exception as error:
+        raise _not_loaded("tokenizer", source, path, error) from error
+
+
+def _not_loaded(what: str, source: _Source, path: str, error: Exception) -> ModelError:
+    reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+    if Path(source.location).is_dir():
+        return ModelError(f"cannot load the {what} in {path!r} ({reason}); are its files whole?")
+    how = "the hub cannot be reached and its local cache lacks it" if source.cached_only else reason
+    return ModelError(
+        f"cannot load the {what} {path!r}: no directory of that name, and as a hub id: {how}. "
+        "Check the name and the network, or download it elsewhere and give its directory; "
+        "model.path=tiny needs no download"
+    )
+
+
+def _read_template(path: Path) -> str:
+    """Read a chat template; refuse one that is no jinja."""
+    try:
+        text = path.expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"cannot read the chat template {str(path)!r}: {error}") from error
+    try:
+        jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(text)
+    except jinja2.TemplateSyntaxError as error:
+        raise ModelError(
+            f"the chat template {str(path)!r} is no valid jinja, line {error.lineno}: {error}"
+        ) from error
+    if not text.strip():
+        raise ModelError(f"the chat template {str(path)!r} is empty")
+    return text
+
+
+def _check(loaded: LoadedModel) -> None:
+    """Refuse what would have to be invented."""
+    tokenizer, path = loaded.tokenizer, loaded.source
+    if not tokenizer.chat_template:
+        raise ModelError(
+            f"the tokenizer of {path!r} has no chat template (a base model?); give one with "
+            "model.chat_template=FILE.jinja"
+        )
+    if tokenizer.eos_token_id is None:
+        raise ModelError(
+            f"the tokenizer of {path!r} has no end-of-sequence token, so turns could not end; set "
+            "eos_token in its tokenizer_config.json"
+        )
+    rows = loaded.model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > rows:
+        raise ModelError(
+            f"the tokenizer of {path!r} has {len(tokenizer)} tokens but the model only {rows} "
+            "embeddings; they belong to different models, or the embedding must be resized first"
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep advice, retries and progress bars of transformers off the terminal."""
+    hub = logging.getLogger("huggingface_hub")
+    hub_level = hub.level
+    hub.setLevel(logging.ERROR)
+    verbosity = transformers_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        hub.setLevel(hub_level)
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()
