@@ -43,6 +43,7 @@ def _ranges(config: Config) -> Iterable[str]:
         "rollout.max_turn_tokens": config.rollout.max_turn_tokens,
         "rollout.max_response_tokens": config.rollout.max_response_tokens,
         "rollout.max_context_tokens": config.rollout.max_context_tokens,
+        "rollout.max_turn_calls": config.rollout.max_turn_calls,
         "rollout.concurrency": config.rollout.concurrency,
         "actor.updates_per_step": config.actor.updates_per_step,
         "actor.epochs": config.actor.epochs,
@@ -80,6 +81,7 @@ def _ranges(config: Config) -> Iterable[str]:
             yield f"{key}={value}: must be a finite number of at least 0"
     deadlines = {
         "rollout.trajectory_timeout_s": config.rollout.trajectory_timeout_s,
+        "rollout.close_timeout_s": config.rollout.close_timeout_s,
         "rollout.reward_timeout_s": config.rollout.reward_timeout_s,
         "rollout.collect_timeout_s": config.rollout.collect_timeout_s,
         "env.reset_timeout_s": config.env.reset_timeout_s,

@@ -36,6 +36,9 @@ class RolloutConfig(LoopLimits):
     concurrency: int = 256
     """Trajectories in flight at once."""
 
+    def __post_init__(self) -> None:
+        """Leave the limits to ``validate``, which names every problem of a run at once."""
+
 
 class FailurePolicy(StrEnum):
     """What happens to a group when a member fails for reasons that are not the model's.

@@ -27,7 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "env": BASE | {"sandbox", "tool"},
     "model": BASE,
     "agent": BASE | {"env", "tool", "sandbox"},
-    "rollout": BASE | {"agent", "model"},
+    "rollout": BASE | {"agent", "model", "env", "tool", "sandbox"},
     "algo": COMMON | {"batch"},
     "dist": BASE | {"algo", "batch", "rollout", "model"},
     "telemetry": BASE | {"batch"},
