@@ -118,5 +118,5 @@ def _draw(rng: random.Random, kind: str) -> Story:
         thing=rng.choice(THINGS),
         a=rng.randrange(11, 60),
         b=rng.randrange(3, 10),
-        c=rng.randrange(2, 10) if kind != "sum" else rng.randrange(11, 40),
+        c=rng.randrange(2, 10),
     )
