@@ -31,6 +31,7 @@ _BOOT = (
     "from agentrl.env.child import main; main(int(sys.argv[2]), int(sys.argv[3]))"
 )
 _RECEIVE_BYTES = 1 << 18
+_REAP_TIMEOUT_S = 2.0
 
 
 class ProcessWorker:
@@ -141,7 +142,9 @@ class ProcessWorker:
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # the group may be empty
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        # Bounded: a process stuck in the kernel is reaped by init later.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=_REAP_TIMEOUT_S)
 
 
 class NoSandboxes:
