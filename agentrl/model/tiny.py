@@ -131,24 +131,29 @@ def _pieces(texts: Iterable[str]) -> Iterator[str]:
 def tiny_config(
     vocab_size: int,
     *,
-    hidden_size: int = 96,
-    num_layers: int = 3,
-    num_heads: int = 3,
-    num_kv_heads: int = 1,
+    hidden_size: int = 128,
+    num_layers: int = 2,
+    num_heads: int = 4,
+    num_kv_heads: int | None = None,
     head_dim: int = 32,
     feed_forward_size: int = 256,
 ) -> Qwen3Config:
-    """Return the configuration of the default model: 0.36 M parameters at 640 tokens."""
+    """Return the configuration of the default model: 0.38 M parameters at 640 tokens.
+
+    Without ``num_kv_heads``, two heads share one key and value.
+    """
     return Qwen3Config(
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         num_hidden_layers=num_layers,
         num_attention_heads=num_heads,
-        num_key_value_heads=num_kv_heads,
+        num_key_value_heads=num_kv_heads or max(1, num_heads // 2),
         head_dim=head_dim,
         intermediate_size=feed_forward_size,
         tie_word_embeddings=True,
         max_position_embeddings=MAX_CONTEXT_TOKENS,
+        # At this width the usual 0.02 makes the first hundreds of steps slow.
+        initializer_range=0.05,
     )
 
 

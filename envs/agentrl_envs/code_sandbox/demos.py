@@ -5,9 +5,9 @@ examples (None where it was not checked) and stops when the episode is to end.
 :class:`Scripted` plays one in the real environment; :func:`write_down` needs none, since what
 ``check`` prints follows from the program: a warm start takes ten thousand episodes.
 
-* :func:`imperfect`: what the warm start imitates. It guesses a reading, often forgets to check,
-  often gives up after a failed check, sometimes spoils what passed; but never tries a reading
-  twice. It solves about half of level 1, and reinforcement learning has to do the rest.
+* :func:`imperfect`: what the warm start imitates. It guesses a reading, sometimes does not check
+  it, often gives up after a failed check, often spoils what passed; but never tries a reading
+  twice. It solves half of level 1, and reinforcement learning has to do the rest.
 * :func:`persistent`: checks, and tries the readings in turn until one passes. Solves all.
 * :func:`oracle`: reads correctly without checking. Solves all.
 * :func:`guess`: takes a random reading and hopes.
@@ -53,13 +53,13 @@ MakeScript: TypeAlias = Callable[[Task, random.Random], Script]
 class Habits:
     """How often the imperfect policy does what; probabilities."""
 
-    check: float = 0.75
+    check: float = 0.85
     """Checks what it writes."""
-    stop: float = 0.4
+    stop: float = 0.3
     """Gives up after a failed check."""
     blind: float = 0.05
     """Changes the reading after a failed check, and does not check again."""
-    slip: float = 0.3
+    slip: float = 0.35
     """Changes the reading after a passed check, and does not check again."""
 
 
@@ -68,7 +68,7 @@ def imperfect(task: Task, rng: random.Random, habits: Habits = Habits()) -> Scri
     readings: list[list[str]] = task.data["readings"]
     reading = rng.randrange(len(readings))
     check = rng.random() < habits.check
-    for _ in readings:
+    while True:
         passed = yield Attempt(readings[reading], check)
         reading = (reading + 1) % len(readings)
         draw = rng.random()

@@ -25,7 +25,7 @@ from typing import overload
 from agentrl.errors import ConfigError
 from agentrl.types import Task
 
-from .operations import BASIC_OPERATIONS, OPERATIONS, Operation, apply_program
+from .operations import OPERATIONS, Operation, apply_program
 
 NUM_VISIBLE = 2
 NUM_HIDDEN = 6
@@ -47,13 +47,12 @@ class Level:
     """Cycled by task index, so that each split has the same mixture."""
     lengths: tuple[int, ...]
     """Of the input lists."""
-    operations: tuple[Operation, ...]
 
 
 LEVELS = {
-    1: Level(2, (2, 3), (3, 4), BASIC_OPERATIONS),
-    2: Level(2, (4, 6, 4, 9), (4, 5), OPERATIONS),
-    3: Level(3, (8, 12, 8, 18), (5, 6), OPERATIONS),
+    1: Level(2, (2, 3), (3, 4)),
+    2: Level(2, (4, 6, 4, 9), (4, 5)),
+    3: Level(3, (8, 12, 8, 18), (5, 6)),
 }
 
 
@@ -171,7 +170,7 @@ def compositions(level: int, num_readings: int, unseen: bool) -> list[tuple[Oper
     spec = LEVELS[level]
     return [
         operations
-        for operations in itertools.permutations(spec.operations, spec.num_operations)
+        for operations in itertools.permutations(OPERATIONS, spec.num_operations)
         if math.prod(len(op.readings) for op in operations) == num_readings
         and any(is_held_out(*pair) for pair in itertools.pairwise(operations)) == unseen
     ]

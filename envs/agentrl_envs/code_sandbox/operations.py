@@ -33,7 +33,7 @@ def _operation(phrase: str, values: Iterable[int], *readings: str) -> Operation:
     return Operation(phrase, tuple(values), readings)
 
 
-BASIC_OPERATIONS: tuple[Operation, ...] = (
+OPERATIONS: tuple[Operation, ...] = (
     # Two readings.
     _operation("rotate by {k}", range(1, 4), "x[{k}:] + x[:{k}]", "x[-{k}:] + x[:-{k}]"),
     _operation(
@@ -46,6 +46,14 @@ BASIC_OPERATIONS: tuple[Operation, ...] = (
     _operation("shift by {k}", range(1, 10), "[i + {k} for i in x]", "[i - {k} for i in x]"),
     _operation("insert {k}", range(1, 10), "[{k}] + x", "x + [{k}]"),
     _operation("clamp at {k}", range(2, 8), "[min(i, {k}) for i in x]", "[max(i, {k}) for i in x]"),
+    _operation("alternate", (), "x[::2]", "x[1::2]"),
+    _operation(
+        "differences",
+        (),
+        "[b - a for a, b in zip(x, x[1:])]",
+        "[a - b for a, b in zip(x, x[1:])]",
+    ),
+    _operation("repeat {k} times", range(2, 4), "x * {k}", "[i for i in x for _ in range({k})]"),
     # Three readings.
     _operation(
         "round to {k}",
@@ -78,21 +86,9 @@ BASIC_OPERATIONS: tuple[Operation, ...] = (
     # One reading.
     _operation("reverse", (), "x[::-1]"),
     _operation("multiply by {k}", range(2, 10), "[i * {k} for i in x]"),
+    _operation("remainder by {k}", range(2, 10), "[i % {k} for i in x]"),
     _operation("square", (), "[i * i for i in x]"),
     _operation("negate", (), "[-i for i in x]"),
-)
-
-OPERATIONS: tuple[Operation, ...] = (
-    *BASIC_OPERATIONS,
-    _operation("alternate", (), "x[::2]", "x[1::2]"),
-    _operation(
-        "differences",
-        (),
-        "[b - a for a, b in zip(x, x[1:])]",
-        "[a - b for a, b in zip(x, x[1:])]",
-    ),
-    _operation("repeat {k} times", range(2, 4), "x * {k}", "[i for i in x for _ in range({k})]"),
-    _operation("remainder by {k}", range(2, 10), "[i % {k} for i in x]"),
 )
 
 
