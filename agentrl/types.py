@@ -259,6 +259,7 @@ class Segment:
     """int8, :class:`TokenRole`"""
 
     def __len__(self) -> int:
+        """T."""
         return len(self.ids)
 
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import click
-
-OVERRIDES_HELP = "Settings as key=value, for example trainer.seed=1 rollout.n=4 algo=rloo."
 
 
 def overrides_argument(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -28,6 +25,15 @@ def env_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
+def model_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Take ``--model``."""
+    return click.option(
+        "--model",
+        metavar="RUN_OR_PATH",
+        help="A run directory, a hub id, a local directory, a .gguf file, or tiny.",
+    )(function)
+
+
 def with_env(overrides: tuple[str, ...], env_id: str | None) -> list[str]:
     """Return the settings with ``--env`` among them, quoted for the override grammar."""
     chosen = [] if env_id is None else [f"env.id={quote(env_id)}"]
@@ -36,7 +42,7 @@ def with_env(overrides: tuple[str, ...], env_id: str | None) -> list[str]:
 
 def quote(value: str) -> str:
     """Quote a value, so that paths and colons reach a setting as they are."""
-    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    escaped = value.replace("'", "\\'")
     return f"'{escaped}'"
 
 
@@ -47,8 +53,3 @@ def prepare_process(num_threads: int) -> None:
     import torch
 
     torch.set_num_threads(num_threads or os.cpu_count() or 1)
-
-
-def is_terminal() -> bool:
-    """Whether a person is looking."""
-    return sys.stdout.isatty()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from agentrl.rollout.tasks import Dispatch
 from agentrl.telemetry.evaluation import evaluation_metrics
 from agentrl.types import Task, Trajectory, TrajectoryGroup
 
-RunEvalGroup = Callable[[str, Dispatch], Awaitable[TrajectoryGroup]]
+RunEvalGroup = Callable[[str, Dispatch], Coroutine[Any, Any, TrajectoryGroup]]
 
 
 class Evaluator:

@@ -47,7 +47,7 @@ async def open_model(
         EnvError: ``tiny`` for an environment without demonstrations; says what to do.
     """
     if config.path == TINY:
-        with _progress(quiet) as show:
+        with warm_start_progress(quiet) as show:
             start = await warm_start(
                 config.warm_start,
                 env_config,
@@ -58,7 +58,7 @@ async def open_model(
             )
         return load_model(str(start.path), device=config.device)
     if is_run(config.path):
-        return await asyncio.to_thread(open_run_model, Path(config.path), config.device)
+        return await asyncio.to_thread(open_run_model, Path(config.path), device=config.device)
     return await asyncio.to_thread(
         load_model, config.path, device=config.device, chat_template=config.chat_template
     )
@@ -66,16 +66,22 @@ async def open_model(
 
 def is_run(path: str) -> bool:
     """Whether ``path`` is a run directory."""
-    return (Path(path) / "config.yaml").is_file() and (Path(path) / MODEL_FOLDER).is_dir()
+    return run_config_path(path).is_file() and (Path(path) / MODEL_FOLDER).is_dir()
 
 
-def open_run_model(run: Path, device: str = "cpu") -> LoadedModel:
-    """Return the policy of a run's newest sound checkpoint.
+def run_config_path(run: str) -> Path:
+    """Return where a run keeps its resolved configuration."""
+    return Path(run) / "config.yaml"
+
+
+def open_run_model(run: Path, *, device: str = "auto", step: int | None = None) -> LoadedModel:
+    """Return the policy of a run: of the checkpoint of ``step``, or of the newest sound one.
 
     Raises:
         CheckpointError: there is none.
     """
-    checkpoint = CheckpointStore(run / "checkpoints", config={}).load_latest()
+    store = CheckpointStore(run / "checkpoints", config={})
+    checkpoint = store.load_latest() if step is None else store.load(step)
     if checkpoint is None:
         raise CheckpointError(f"the run {str(run)!r} has no checkpoint yet: nothing to load")
     return load_with_weights(run / MODEL_FOLDER, checkpoint.engine["model"], device=device)
@@ -106,7 +112,8 @@ class _Show:
 
 
 @contextmanager
-def _progress(quiet: bool) -> Iterator[_Show]:
+def warm_start_progress(quiet: bool) -> Iterator[_Show]:
+    """Show bars on standard error while the block runs."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -99,11 +99,19 @@ async def warm_start(
     if target.is_dir():
         return WarmStart(path=target, cached=True, facts=_read_facts(target))
     report = report or _silent
-    demonstrations = await _collect(config, env_config, env, toolbox, sandboxes, report)
+    demonstrations = await collect_splits(
+        sft_config(config), env_config, env, toolbox=toolbox, sandboxes=sandboxes, report=report
+    )
     writing = directory / f".writing-{target.name}-{uuid.uuid4().hex[:8]}"
     try:
         writing.mkdir(parents=True)
-        facts = _train(config, demonstrations, writing, report)
+        facts = train_tiny(
+            sft_config(config),
+            demonstrations,
+            writing,
+            vocab_size=config.vocab_size,
+            report=report,
+        )
         _put_in_place(writing, target)
     except OSError as error:
         raise ModelError(
@@ -150,16 +158,22 @@ def sft_config(config: WarmStartConfig) -> SFTConfig:
     )
 
 
-async def _collect(
-    config: WarmStartConfig,
+async def collect_splits(
+    sft: SFTConfig,
     env_config: EnvConfig,
     env: Any,
+    *,
     toolbox: Toolbox,
     sandboxes: SandboxProvider,
     report: Report,
 ) -> dict[str, list[ChatExample]]:
+    """Return demonstrations of the splits ``train`` (as many as ``sft`` sees) and ``val``.
+
+    Raises:
+        EnvError: the environment has no demonstrations; says what to do.
+    """
     wanted = {
-        "train": min(config.steps * config.episodes_per_step, MAX_DEMONSTRATIONS),
+        "train": min(sft.steps * sft.episodes_per_step, MAX_DEMONSTRATIONS),
         "val": _NUM_VALIDATION,
     }
     found: dict[str, list[ChatExample]] = {}
@@ -168,7 +182,7 @@ async def _collect(
         toolbox=toolbox,
         sandboxes=sandboxes,
         renderer=Renderer(train_tokenizer([""], _BYTES_ONLY)),
-        seed=config.seed,
+        seed=sft.seed,
     ) as play:
         for split, count in wanted.items():
             before = sum(map(len, found.values()))
@@ -179,7 +193,7 @@ async def _collect(
             found[split] = await collect_demonstrations(
                 env,
                 split,
-                seed=config.seed,
+                seed=sft.seed,
                 count=count,
                 tools=toolbox.schemas,
                 play=play,
@@ -188,22 +202,33 @@ async def _collect(
     return found
 
 
-def _train(
-    config: WarmStartConfig,
+def train_tiny(
+    sft: SFTConfig,
     demonstrations: Mapping[str, Sequence[ChatExample]],
     directory: Path,
+    *,
+    vocab_size: int,
     report: Report,
 ) -> dict[str, Any]:
+    """Make the embedded model from conversations and write it to ``directory``.
+
+    Args:
+        sft: the supervised training; its seed also decides the initial weights.
+        demonstrations: conversations under ``train`` and, held out, ``val``.
+        vocab_size: of the byte-level tokenizer that is trained on them.
+
+    Returns:
+        Losses, sizes and seconds, which are also written to ``warm_start.json``.
+    """
     report("tokenizer", 0, 1)
-    tokenizer = _fit_tokenizer(config, demonstrations["train"])
+    tokenizer = _fit_tokenizer(vocab_size, demonstrations["train"])
     renderer = Renderer(tokenizer)
-    sft = sft_config(config)
     examples, validation = (
         encode_examples(renderer, demonstrations[split], max_tokens=sft.max_tokens)
         for split in ("train", "val")
     )
     report("tokenizer", 1, 1)
-    model = build_tiny(tokenizer, config.seed)
+    model = build_tiny(tokenizer, sft.seed)
     engine = FSDPEngine(model, tokenizer, sft, total_updates=sft.steps)
 
     def on_step(step: SFTStep) -> None:
@@ -219,13 +244,13 @@ def _train(
     return facts
 
 
-def _fit_tokenizer(config: WarmStartConfig, examples: Sequence[ChatExample]) -> Any:
+def _fit_tokenizer(vocab_size: int, examples: Sequence[ChatExample]) -> Any:
     template = ChatTemplate(train_tokenizer([""], _BYTES_ONLY))
     texts = (
         template.render(example.messages, example.tools, generation=False)
         for example in examples[:_NUM_TOKENIZER_TEXTS]
     )
-    return train_tokenizer(texts, config.vocab_size)
+    return train_tokenizer(texts, vocab_size)
 
 
 def _facts(result: SFTResult, *, num_params: int) -> dict[str, Any]:

@@ -1,0 +1,72 @@
+"""`agentrl eval`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import click
+
+from agentrl.cli.options import env_option, model_option, overrides_argument, prepare_process
+
+
+@click.command("eval")
+@env_option
+@model_option
+@click.option("-n", "num_samples", default=1, show_default=True, help="Samples per task.")
+@click.option("--split", default="test", show_default=True)
+@click.option("--tasks", "num_tasks", default=0, help="Tasks of the split; 0 takes all.")
+@click.option("--out", type=click.Path(path_type=Path), help="Write the trajectories here (JSONL).")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@overrides_argument
+def command(
+    env_id: str | None,
+    model: str | None,
+    num_samples: int,
+    split: str,
+    num_tasks: int,
+    out: Path | None,
+    as_json: bool,
+    overrides: tuple[str, ...],
+) -> None:
+    """Measure a model or a run on held-out tasks: mean@n, pass@k, with 95 % intervals.
+
+    \b
+    agentrl eval --model runs/code_sandbox-20260101-1 -n 8
+    agentrl eval --env code_sandbox --model Qwen/Qwen3-0.6B --tasks 64 eval.temperature=0.7
+    """
+    from agentrl.play import play_split, playing_config
+    from agentrl.telemetry.evaluation import evaluate_strata
+    from agentrl.telemetry.trajectory_io import write_trajectories
+
+    config = playing_config(env_id, model, overrides)
+    prepare_process(config.trainer.num_threads)
+    trajectories = asyncio.run(
+        play_split(config, split=split, num_samples=num_samples, num_tasks=num_tasks)
+    )
+    if out is not None:
+        write_trajectories(out, trajectories)
+    results = evaluate_strata(trajectories)
+    if as_json:
+        rows = [
+            {
+                "stratum": result.stratum,
+                "tasks": result.num_tasks,
+                "samples": result.num_samples,
+                "failed": result.num_failed,
+                "success": [result.success.mean, result.success.low, result.success.high],
+                "pass_at_k": {str(k): v.mean for k, v in result.pass_at_k.items()},
+                "reward": result.reward.mean,
+                "turns": result.turns_mean,
+                "response_tokens": result.response_tokens_mean,
+            }
+            for result in results
+        ]
+        click.echo(json.dumps(rows, indent=2))
+        return
+    failed = sum(trajectory.failed for trajectory in trajectories)
+    click.echo(f"{config.env.id} {split}: {len(trajectories)} episodes, {failed} failed")
+    for result in results:
+        best = "  ".join(f"pass@{k} {v.mean:.3f}" for k, v in result.pass_at_k.items() if k > 1)
+        click.echo(f"  {result.stratum:18} {result.success}  {result.num_tasks:5} tasks  {best}")

@@ -1,0 +1,28 @@
+"""`agentrl export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command("export")
+@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--step", type=int, help="Checkpoint to export; the newest unless given.")
+def command(run: Path, out: Path, step: int | None) -> None:
+    """Write a run's policy as a directory that AutoModelForCausalLM loads.
+
+    \b
+    agentrl export runs/code_sandbox-20260101-1 my_model
+    """
+    from agentrl.errors import ConfigError
+    from agentrl.train.open_model import open_run_model
+
+    if out.exists() and any(out.iterdir()):
+        raise ConfigError(f"{str(out)!r} is not empty; give another directory")
+    loaded = open_run_model(run, step=step)
+    loaded.model.save_pretrained(out)
+    loaded.tokenizer.save_pretrained(out)
+    click.echo(f"{out}: {loaded.model.num_parameters():,} parameters of {loaded.source}")

@@ -1,0 +1,76 @@
+"""Playing episodes without training: what `agentrl eval` and `agentrl rollout` do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.progress import track
+
+from agentrl.config.load import from_yaml, load
+from agentrl.config.schema import Config
+from agentrl.env.registry import make_env
+from agentrl.errors import ConfigError
+from agentrl.launch import open_playground
+from agentrl.rollout.tasks import Dispatch, check_tasks
+from agentrl.train.evaluate import choose_tasks
+from agentrl.train.open_model import is_run, run_config_path
+from agentrl.types import Trajectory
+
+
+def playing_config(env_id: str | None, model: str | None, overrides: Sequence[str]) -> Config:
+    """Return the settings for playing: those of the run where ``model`` is one.
+
+    Raises:
+        ConfigError: no environment is named, or the settings cannot work.
+    """
+    from agentrl.cli.options import quote, with_env
+
+    settings = with_env(tuple(overrides), env_id)
+    if model is not None:
+        settings.insert(0, f"model.path={quote(model)}")
+    base = from_yaml(run_config_path(model)) if model is not None and is_run(model) else None
+    return load(settings, base=base)
+
+
+async def play_split(
+    config: Config, *, split: str, num_samples: int, num_tasks: int
+) -> list[Trajectory]:
+    """Sample ``num_samples`` episodes of each of ``num_tasks`` tasks (0: all) of a split.
+
+    Raises:
+        ConfigError: the counts make no sense.
+        DataError: the split has no tasks.
+    """
+    if num_samples < 1 or num_tasks < 0:
+        raise ConfigError(
+            f"-n {num_samples} --tasks {num_tasks}: at least 1 sample, and 0 (all) or more tasks"
+        )
+    env = make_env(config.env.id, config.env.kwargs)
+    tasks = env.tasks(split)
+    check_tasks(tasks, source=f"{config.env.id} {split}")
+    chosen = choose_tasks(tasks, num_tasks)
+    temperature = config.eval.temperature
+    async with open_playground(config, env) as ground:
+        runner = ground.groups(
+            config,
+            purpose=f"eval-{split}",
+            num_samples=num_samples,
+            temperature=config.rollout.temperature if temperature is None else temperature,
+        )
+        pending = [
+            asyncio.create_task(runner.run(Dispatch(index=index, epoch=0, task=task)))
+            for index, task in enumerate(chosen)
+        ]
+        console = Console(stderr=True)
+        for done in track(
+            asyncio.as_completed(pending),
+            description=f"playing {split}",
+            total=len(pending),
+            console=console,
+            disable=config.telemetry.quiet,
+        ):
+            await done
+        groups = [task.result() for task in pending]
+    return [trajectory for group in groups for trajectory in group.trajectories]
