@@ -133,3 +133,9 @@ def test_errors_come_first_and_the_user_is_told_of_wrong_arguments(tmp_path: Pat
     assert levels == sorted(levels) and levels[0] == 0 and levels[-1] == 2
     with pytest.raises(ConfigError):
         findings_of(tmp_path, "pass", kwargs={"no_such": 1})
+
+
+def test_an_asynchronous_environment_is_checked_too() -> None:
+    file = Path(__file__).with_name("misbehaving.py")
+    findings = asyncio.run(check_env(EnvConfig(id=f"{file}:Coroutines")))
+    assert [finding.level for finding in findings] == [Level.INFO]
