@@ -93,7 +93,8 @@ class LocalBackend:
             "wall": "supervisor: interrupt, then kill",
             "cpu": "RLIMIT_CPU per process",
             "memory": f"{per_box}; all boxes: {group.get('memory', 'not bounded')}",
-            "processes": f"RLIMIT_NPROC per box; all boxes: {group.get('pids', 'not bounded')}",
+            "processes": "counted by the supervisor; RLIMIT_NPROC per box; all boxes: "
+            + group.get("pids", "not bounded"),
             "disk": "tmpfs size: " + self._facts["mounts"].get("/box", ["", "not mounted"])[1],
             "output": "supervisor: truncate, then kill",
         }

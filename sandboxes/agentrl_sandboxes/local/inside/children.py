@@ -11,7 +11,8 @@ from typing import Any
 from . import capture, interpreter, kernel, wire
 
 _MAX_FILES = 256
-# The supervisor, the interpreter, and a margin: the watcher acts before the kernel refuses.
+# The kernel refuses at twice the limit and a few of our own; the supervisor kills at the limit.
+# With the same number for both, a bomb that the kernel holds just below it would go unseen.
 _OWN_PROCESSES = 4
 _MAX_REPORT_BYTES = 24 << 20
 
@@ -122,7 +123,7 @@ def limit_resources(limits: dict[str, Any], isolated: bool) -> None:
         (resource.RLIMIT_CORE, 0, 0),
     ]
     if isolated:  # elsewhere it would count every process of the user
-        processes = int(limits["max_processes"]) + _OWN_PROCESSES
+        processes = 2 * int(limits["max_processes"]) + _OWN_PROCESSES
         hard.append((resource.RLIMIT_NPROC, processes, processes))
         hard.append((resource.RLIMIT_MEMLOCK, 0, 0))
     for which, soft, ceiling in hard:

@@ -270,16 +270,16 @@ class Supervisor:
         return len(census.others()) - sum(c.pid not in self._ended for c in self._children)
 
     def _settle(self) -> str | None:
-        """Look again at what a call left behind: a fork bomb needs a moment to show."""
+        """Look again at what a call left behind: a fork bomb needs a moment to show.
+
+        One that needs longer is met by the checks between calls.
+        """
         end = time.monotonic() + _SETTLE_S
-        before = 0
         while time.monotonic() < end:
             self._reap()
             breach = self._breach()
-            now = self._count_strays()
-            if breach is not None or now <= before:
+            if breach is not None or self._count_strays() == 0:
                 return breach
-            before = now
             time.sleep(_SETTLE_S / 5)
         return None
 
