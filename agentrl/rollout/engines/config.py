@@ -28,5 +28,6 @@ class HFEngineConfig:
     """Threads of torch, process-wide; None leaves torch's own choice."""
     drain_timeout_s: float = 600.0
     """How long a weight update waits for unfinished requests before it fails."""
-    device: str = "cpu"
+    device: str = "auto"
+    """``auto`` takes the device that the model is on."""
     dtype: str = "float32"

@@ -365,8 +365,11 @@ class HFEngine:
 def _build(model: Any, config: HFEngineConfig) -> tuple[Runner, ShapePlan | None]:
     """Choose the runner for a model, and the shapes it may compute in."""
     model.eval()
+    device = next(model.parameters()).device
+    if config.device != "auto":
+        device = torch.device(config.device)
     if refusal(model, config.max_context) is not None:
-        model.to(device=config.device, dtype=getattr(torch, config.dtype))
+        model.to(device=device, dtype=getattr(torch, config.dtype))
         runner = TransformersRunner(
             model, num_rows=config.num_slots, max_context=config.max_context
         )
@@ -375,7 +378,7 @@ def _build(model: Any, config: HFEngineConfig) -> tuple[Runner, ShapePlan | None
         model,
         num_rows=config.num_slots,
         max_context=config.max_context,
-        device=torch.device(config.device),
+        device=device,
         dtype=getattr(torch, config.dtype),
     )
     if not config.deterministic:
