@@ -10,7 +10,7 @@ import copy
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,9 @@ from agentrl.telemetry.tracker import MissingExtraError, TrackedRun, build_track
 from agentrl.tool.binding import Toolbox
 from agentrl.train.assemble import assemble
 from agentrl.train.checkpoint import CheckpointStore
+from agentrl.train.config import ModelConfig
 from agentrl.train.evaluate import Evaluator, choose_tasks
-from agentrl.train.open_model import keep_model_files, open_model
+from agentrl.train.open_model import is_run, keep_model_files, open_model
 from agentrl.train.rng_state import restore_rng
 from agentrl.train.settings import refuse_changed_settings
 from agentrl.train.trainer import Progress, Trainer
@@ -131,7 +132,7 @@ async def open_playground(config: Config, env: Any) -> AsyncIterator[Playground]
             tuple(env.tools), replace=config.tools.specs, allow_import=config.tools.allow_import
         )
         model = await open_model(
-            config.model,
+            _model_of(config),
             config.env,
             env,
             toolbox=toolbox,
@@ -165,6 +166,14 @@ async def open_playground(config: Config, env: Any) -> AsyncIterator[Playground]
         )
 
 
+def _model_of(config: Config) -> ModelConfig:
+    """A resumed run takes its model from its own checkpoint, whatever became of the original."""
+    run = config.trainer.resume
+    if run is None or not is_run(run) or not CheckpointStore.of_run(Path(run)).steps():
+        return config.model
+    return replace(config.model, path=run)
+
+
 async def train(config: Config) -> Path:
     """Run `agentrl train`; returns the run directory."""
     async with open_trainer(config) as trainer:
@@ -188,6 +197,7 @@ async def open_trainer(config: Config) -> AsyncIterator[Trainer]:
             ground.model.model,
             ground.model.tokenizer,
             config.actor,
+            precision=config.actor.precision,
             temperature=config.rollout.temperature,
             total_updates=config.trainer.total_steps
             * config.actor.epochs

@@ -74,6 +74,11 @@ class CheckpointStore:
         self._config = dict(config)
         self._keep_last = max(keep_last, 1)
 
+    @classmethod
+    def of_run(cls, run: Path) -> CheckpointStore:
+        """Return the store of a run directory, to read from."""
+        return cls(run / "checkpoints", config={})
+
     def save(self, step: int, engine: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
         """Write a complete checkpoint, or none; then delete what is older than ``keep_last``.
 

@@ -80,7 +80,7 @@ def open_run_model(run: Path, *, device: str = "auto", step: int | None = None) 
     Raises:
         CheckpointError: there is none.
     """
-    store = CheckpointStore(run / "checkpoints", config={})
+    store = CheckpointStore.of_run(run)
     checkpoint = store.load_latest() if step is None else store.load(step)
     if checkpoint is None:
         raise CheckpointError(f"the run {str(run)!r} has no checkpoint yet: nothing to load")

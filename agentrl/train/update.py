@@ -47,7 +47,10 @@ def update_policy(
             loss = _prepare(mini_batch, algo, measure_mismatch=not updates)
             updates.append(
                 engine.train_mini_batch(
-                    mini_batch, loss, tokens_per_micro_batch=actor.tokens_per_micro_batch
+                    mini_batch,
+                    loss,
+                    tokens_per_micro_batch=actor.tokens_per_micro_batch,
+                    with_entropy=True,
                 )
             )
     return _combine(updates)
