@@ -56,9 +56,7 @@ class Batch:
         lengths = [len(row) for row in next(iter(tokens.values()))]
         for name, values in tokens.items():
             if [len(row) for row in values] != lengths:
-                raise ValueError(
-                    f"token field {name!r} has other row lengths than the first field"
-                )
+                raise ValueError(f"token field {name!r} has other row lengths than the first field")
         cu_seqlens = torch.zeros(len(lengths) + 1, dtype=torch.int64)
         cu_seqlens[1:] = torch.tensor(lengths, dtype=torch.int64).cumsum(0)
         flat = {name: torch.cat(list(values)) for name, values in tokens.items()}
@@ -93,9 +91,7 @@ class Batch:
     def select(self, indices: Sequence[int] | Tensor) -> Batch:
         """Return the rows ``indices``, in that order."""
         wanted = torch.as_tensor(indices, dtype=torch.int64)
-        spans = [
-            slice(int(self.cu_seqlens[i]), int(self.cu_seqlens[i + 1])) for i in wanted
-        ]
+        spans = [slice(int(self.cu_seqlens[i]), int(self.cu_seqlens[i + 1])) for i in wanted]
         lengths = self.lengths[wanted]
         cu_seqlens = torch.zeros(len(wanted) + 1, dtype=torch.int64)
         cu_seqlens[1:] = lengths.cumsum(0)
@@ -116,12 +112,10 @@ class Batch:
         cu_seqlens = torch.zeros(len(lengths) + 1, dtype=torch.int64)
         cu_seqlens[1:] = lengths.cumsum(0)
         tokens = {
-            name: torch.cat([batch.tokens[name] for batch in batches])
-            for name in batches[0].tokens
+            name: torch.cat([batch.tokens[name] for batch in batches]) for name in batches[0].tokens
         }
         rows = {
-            name: torch.cat([batch.rows[name] for batch in batches])
-            for name in batches[0].rows
+            name: torch.cat([batch.rows[name] for batch in batches]) for name in batches[0].rows
         }
         return Batch(cu_seqlens, tokens, rows)
 

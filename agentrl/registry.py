@@ -32,9 +32,7 @@ class Registry(Generic[T]):
         builtin: lazy entries of agentrl itself.
     """
 
-    def __init__(
-        self, kind: str, group: str, builtin: dict[str, str] | None = None
-    ) -> None:
+    def __init__(self, kind: str, group: str, builtin: dict[str, str] | None = None) -> None:
         self.kind = kind
         self.group = group
         self._entries: dict[str, T | str] = dict(builtin or {})
@@ -135,9 +133,7 @@ def load_object(path: str, *, kind: str = "object") -> Any:
 def _load_file(path: Path) -> Any:
     resolved = path.expanduser().resolve()
     if not resolved.is_file():
-        raise RegistryError(
-            f"no file {str(path)!r}; paths are relative to {Path.cwd()}"
-        )
+        raise RegistryError(f"no file {str(path)!r}; paths are relative to {Path.cwd()}")
     # One name per path: loading a file twice gives the same classes, also in child processes.
     digest = hashlib.blake2b(str(resolved).encode(), digest_size=4).hexdigest()
     name = f"agentrl_file_{resolved.stem}_{digest}"

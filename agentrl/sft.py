@@ -20,7 +20,8 @@ from agentrl.model.load import LoadedModel, load_model
 from agentrl.model.tiny import DEFAULT_VOCAB_SIZE
 from agentrl.sandbox.config import SandboxConfig
 from agentrl.tool.binding import Toolbox
-from agentrl.train.open_model import TINY, warm_start_progress
+from agentrl.train.config import TINY
+from agentrl.train.open_model import warm_start_progress
 from agentrl.train.sft import SFTStep, run_sft
 from agentrl.train.sft_config import SFTConfig
 from agentrl.train.sft_data import ChatExample, encode_examples, load_conversations

@@ -23,6 +23,7 @@ import agentrl
 from agentrl.config.schema import Config
 from agentrl.config.validate import validate
 from agentrl.errors import ConfigError
+from agentrl.train.config import TINY
 
 
 def load(overrides: Sequence[str], *, base: Config | None = None) -> Config:
@@ -36,6 +37,8 @@ def load(overrides: Sequence[str], *, base: Config | None = None) -> Config:
         ConfigError: an unknown key, a wrong type, or settings that contradict each other.
     """
     parsed = [_checked(override) for override in _parse(_itemised(overrides))]
+    if base is None and _names_pretrained(parsed):
+        parsed = [*_parse(["model=pretrained"]), *parsed]
     if base is not None:
         config = _merge(base, parsed)
     else:
@@ -89,6 +92,12 @@ def from_yaml(path: Path) -> Config:
     if not isinstance(data, dict):
         raise ConfigError(f"{str(path)!r} holds {type(data).__name__}, not a mapping of settings")
     return from_dict(data, source=str(path))
+
+
+def _names_pretrained(overrides: Sequence[Override]) -> bool:
+    """Whether a model is named by its path alone: the recipe of the embedded one is not for it."""
+    values = {item.key_or_group: item.value() for item in overrides}
+    return "model" not in values and values.get("model.path", TINY) != TINY
 
 
 def _itemised(overrides: Sequence[str]) -> Iterator[str]:
@@ -168,7 +177,11 @@ def _merge(base: Config, overrides: Sequence[Override]) -> Config:
         key = override.key_or_group
         if key in _groups():
             file = _group_file(key, override.value())
-            tree[key] = OmegaConf.merge(tree[key], OmegaConf.load(file))
+            choice = OmegaConf.load(file)
+            if file.read_text().startswith("# @package _global_"):
+                tree = OmegaConf.merge(tree, choice)
+            else:
+                tree[key] = OmegaConf.merge(tree[key], choice)
             continue
         try:
             OmegaConf.update(

@@ -165,6 +165,8 @@ def _choices(config: Config) -> Iterable[str]:
     from agentrl.telemetry.tracker import TRACKERS
     from agentrl.tool.parsers import parser_registry
 
+    if not config.model.path:
+        yield "model.path is not set: give a hub id, a directory, a .gguf file, or tiny"
     if not config.env.id:
         yield "env.id is not set: choose an environment with --env NAME (`agentrl envs list`)"
     choices: dict[str, tuple[str, Iterable[str]]] = {

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+TINY = "tiny"
+"""The ``model.path`` of the embedded model."""
+
 
 class OldLogprobs(StrEnum):
     """Where the log-probabilities of the behaviour policy come from. Named as written."""
@@ -40,7 +43,7 @@ class AlgoConfig:
 class WarmStartConfig:
     """Supervised start of the embedded model, on the environment's own demonstrations."""
 
-    steps: int = 400
+    steps: int = 800
     episodes_per_step: int = 32
     lr: float = 3e-3
     vocab_size: int = 640
@@ -51,7 +54,7 @@ class WarmStartConfig:
 class ModelConfig:
     """Which model."""
 
-    path: str = "tiny"
+    path: str = TINY
     """``tiny`` (embedded), a hub id, a local directory, a ``.gguf`` file, or a run directory."""
     chat_template: str | None = None
     """A jinja file that replaces the tokenizer's template."""

@@ -17,10 +17,9 @@ from agentrl.model.load import LoadedModel, load_model, load_with_weights
 from agentrl.sandbox.base import SandboxProvider
 from agentrl.tool.binding import Toolbox
 from agentrl.train.checkpoint import CheckpointStore
-from agentrl.train.config import ModelConfig
+from agentrl.train.config import TINY, ModelConfig
 from agentrl.train.warm_start import warm_start
 
-TINY = "tiny"
 MODEL_FOLDER = "model"
 """In a run directory: configuration and tokenizer, which with a checkpoint make a model."""
 _STAGES = {

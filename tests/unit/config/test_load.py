@@ -105,3 +105,20 @@ def test_a_damaged_stored_config_is_refused(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(ConfigError):
         from_yaml(path)
+
+
+def test_a_pretrained_model_does_not_get_the_recipe_of_the_embedded_one() -> None:
+    tiny = load([ENV])
+    pretrained = load([ENV, "model.path=some/model"])
+    assert tiny.actor.lr > 1e-4
+    assert pretrained.actor.lr < 1e-5
+    assert pretrained.model.path == "some/model"
+    assert load([ENV, "model.path=some/model", "actor.lr=2e-5"]).actor.lr == 2e-5
+
+
+def test_the_embedded_model_named_by_path_keeps_its_recipe() -> None:
+    assert load([ENV, "model.path=tiny"]) == load([ENV])
+
+
+def test_a_pretrained_model_without_a_path_is_refused() -> None:
+    refuse("model=pretrained", match="model.path")

@@ -20,8 +20,8 @@ ENV = "env.id=guess_number"
         (["rollout.max_turns=0"], r"rollout.max_turns=0: must be"),
         (["rollout.max_turns=-1"], r"rollout.max_turns=-1: must be"),
         (["rollout.trajectory_timeout_s=0"], r"trajectory_timeout_s=0.0"),
-        (["rollout.max_turn_tokens=5000"], r"max_turn_tokens=5000 .*max_response_tokens=1024"),
-        (["rollout.max_response_tokens=2048"], r"no room for a prompt.*max_context_tokens=2048"),
+        (["rollout.max_turn_tokens=5000"], r"max_turn_tokens=5000 .*max_response_tokens=512"),
+        (["rollout.max_response_tokens=2048"], r"no room for a prompt.*max_context_tokens=768"),
         (
             ["trainer.prompts_per_step=1", "rollout.n=2", "actor.updates_per_step=3"],
             r"updates_per_step=3 is more than the 2 trajectories.*at most 2",
