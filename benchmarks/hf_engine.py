@@ -14,6 +14,8 @@ Arms, interleaved forwards and backwards:
   an agent loop does), with the steps in the event loop, on an executor, on a thread of their own.
 * ``floor-64``: nothing but the matrix products of decode steps at 64 rows.
 
+Rates are per second of wall clock, and per CPU second of this process for machines that are shared.
+
 Run: ``python benchmarks/hf_engine.py [--repeats 3] [--threads 1] [--json]``
 """
 
@@ -217,8 +219,8 @@ async def started(kind: type[HFEngine] = HFEngine, **settings: Any) -> HFEngine:
     return engine
 
 
-async def measure(repeats: int) -> dict[str, list[float]]:
-    """Useful tokens per second of every arm and repeat."""
+async def measure(repeats: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Useful tokens per second of every arm and repeat: wall clock, and CPU."""
     works, many = sessions(64), sessions(256, seed=1)
     exact, loose = await started(), await started(deterministic=False)
     executor, thread = await started(compute="thread"), await started(DedicatedThreadEngine)
@@ -245,20 +247,22 @@ async def measure(repeats: int) -> dict[str, list[float]]:
         "episodes-256-thread": (lambda: episodes(thread), expected_many),
     }
     rates: dict[str, list[float]] = {name: [] for name in arms}
+    cpu_rates: dict[str, list[float]] = {name: [] for name in arms}
     for repeat in range(repeats + 1):
         for name in list(arms) if repeat % 2 else list(arms)[::-1]:
             run, wanted = arms[name]
-            begin = time.perf_counter()
+            begin, begin_cpu = time.perf_counter(), time.process_time()
             tokens = await run()
-            seconds = time.perf_counter() - begin
+            seconds, cpu_s = time.perf_counter() - begin, time.process_time() - begin_cpu
             assert wanted is None or tokens == wanted, (name, tokens, wanted)
             if repeat:  # the first is for warming up
                 rates[name].append(tokens / seconds)
+                cpu_rates[name].append(tokens / cpu_s)
         print(f"pass {repeat} of {repeats} done", file=sys.stderr)
     for engine in (exact, loose, executor, thread):
         await engine.close()
     await tools.close()
-    return rates
+    return rates, cpu_rates
 
 
 def main() -> None:
@@ -268,8 +272,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    rates = asyncio.run(measure(arguments.repeats))
+    rates, cpu_rates = asyncio.run(measure(arguments.repeats))
     median = {name: statistics.median(values) for name, values in rates.items()}
+    median_cpu = {name: statistics.median(values) for name, values in cpu_rates.items()}
     ratios = {
         "64 over one at a time (wanted: 5)": median["ours-64"] / median["ours-1"],
         "64 over plain generate (wanted: 2)": median["ours-64"] / median["generate-64"],
@@ -278,11 +283,14 @@ def main() -> None:
     }
     if arguments.json:
         report = {"threads": arguments.threads, "tokens_per_s": rates, "ratios": ratios}
+        report["tokens_per_cpu_s"] = cpu_rates
         print(json.dumps(report | {"torch": torch.__version__}))
         return
     print(f"torch {torch.__version__}, {arguments.threads} thread(s); sampled tokens per second")
+    print(f"{'arm':24} {'wall':>8} {'min':>8} {'max':>8} {'CPU':>8}")
     for name, values in rates.items():
-        print(f"{name:24} {median[name]:9.0f}   {min(values):9.0f} .. {max(values):9.0f}")
+        low, high = min(values), max(values)
+        print(f"{name:24} {median[name]:8.0f} {low:8.0f} {high:8.0f} {median_cpu[name]:8.0f}")
     for name, value in ratios.items():
         print(f"{name:36} {value:6.2f}")
 

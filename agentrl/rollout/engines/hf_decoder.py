@@ -205,8 +205,11 @@ class StaticDecoder:
         starts: np.ndarray,
         counts: np.ndarray,
         length: int,
+        num_tokens: int,
     ) -> None:
         """Write keys and values of ``counts[p]`` tokens to each of ``P`` distinct rows.
+
+        All but the attention runs on the tokens alone, without the padding.
 
         Args:
             ids: [P, C] int64, padded with any valid id.
@@ -214,29 +217,38 @@ class StaticDecoder:
             starts: [P] int64, position of each first token.
             counts: [P] int64, at most C.
             length: keys that are looked at; above every position that is written.
+            num_tokens: rows T of the matrix products, at least the sum of ``counts``.
         """
         num, chunk = ids.shape
         groups, rep = self.weights.num_kv_heads, self._rep
         offsets = np.arange(chunk, dtype=np.int64)
         real = offsets < counts[:, None]
-        positions = np.where(real, starts[:, None] + offsets, 0)
-        places = np.where(real, positions, self.max_context)
-        where = self._tensor(positions.reshape(-1))
+        padded = np.where(real, starts[:, None] + offsets, 0).reshape(-1)
+        flat = np.flatnonzero(real)
+        from_padded, tokens, places = (np.zeros(num_tokens, np.int64) for _ in range(3))
+        from_padded[: len(flat)] = flat
+        tokens[: len(flat)] = ids.reshape(-1)[flat]
+        places[:] = self.max_context
+        places[: len(flat)] = padded[flat]
+        to_padded = np.zeros(num * chunk, np.int64)
+        to_padded[flat] = np.arange(len(flat))
+        pack, unpack = self._tensor(from_padded), self._tensor(to_padded)
         row_index = self._tensor((rows[:, None] * groups + np.arange(groups)).reshape(-1))
-        mask = self._mask[:, :length].index_select(0, where).view(num, 1, chunk, 1, length)
+        mask = self._mask[:, :length].index_select(0, self._tensor(padded))
+        mask = mask.view(num, 1, chunk, 1, length)
 
         def attend(layer: int, query: torch.Tensor) -> torch.Tensor:
             keys = self._keys[layer][:, :length].index_select(0, row_index)
             values = self._values[layer][:, :length].index_select(0, row_index)
-            query = query.view(num, chunk, groups, rep, -1).transpose(1, 2)
-            query = query.reshape(num * groups, chunk * rep, -1)
+            query = query.index_select(0, unpack).view(num, chunk, groups, rep, -1)
+            query = query.transpose(1, 2).reshape(num * groups, chunk * rep, -1)
             mixed = self._attention(query, keys, values, mask)
             mixed = mixed.view(num, groups, chunk, -1).transpose(1, 2)
-            return mixed.reshape(num * chunk, -1)
+            return mixed.reshape(num * chunk, -1).index_select(0, pack)
 
-        hidden = self._embed(ids.reshape(-1))
-        rotation = self._rotation.index_select(0, where)
-        slots = self._slots(np.repeat(rows, chunk), places.reshape(-1))
+        hidden = self._embed(tokens)
+        rotation = self._rotation.index_select(0, self._tensor(places % self.max_context))
+        slots = self._slots(rows[from_padded // chunk], places)
         last = self._depth - 1
         for index, layer in enumerate(self.weights.layers[: self._depth]):
             query = self._project(hidden, index, layer, rotation, slots)

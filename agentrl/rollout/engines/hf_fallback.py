@@ -67,9 +67,10 @@ class TransformersRunner:
         starts: np.ndarray,
         counts: np.ndarray,
         length: int,
+        num_tokens: int,
     ) -> None:
         """Write the first ``counts[p]`` tokens of ``ids[p]`` to row ``rows[p]``."""
-        del length
+        del length, num_tokens
         for row, start, count, tokens in zip(rows, starts, counts, ids, strict=True):
             if count:
                 self.keep_prefix(int(row), int(start))

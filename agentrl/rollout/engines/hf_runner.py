@@ -37,8 +37,13 @@ class Runner(Protocol):
         starts: np.ndarray,
         counts: np.ndarray,
         length: int,
+        num_tokens: int,
     ) -> None:
-        """Write ``counts[p]`` tokens of ``ids`` [P, C] to row ``rows[p]`` from ``starts[p]`` on."""
+        """Write ``counts[p]`` tokens of ``ids`` [P, C] to row ``rows[p]`` from ``starts[p]`` on.
+
+        ``length`` keys are looked at; ``num_tokens`` rows are computed, at least as many as
+        tokens are written.
+        """
         ...
 
     def keep_prefix(self, row: int, length: int) -> int:

@@ -223,8 +223,10 @@ class Scheduler:
             ids[i, : end - job.start] = job.prompt[job.start : end]
             rows[i], starts[i], counts[i] = job.session.row, job.start, end - job.start
             job.start = end
-        length = int((starts + counts).max())
-        self._runner.prefill(ids, rows, starts, counts, self._length(length))
+        length, total = self._length(int((starts + counts).max())), int(counts.sum())
+        if self._plan is not None:
+            total = self._plan.num_tokens(total, num * chunk)
+        self._runner.prefill(ids, rows, starts, counts, length, total)
 
     def _write_stepwise(self, jobs: list[Job], plan: ShapePlan) -> None:
         """Prefill through the one decode shape that there is."""

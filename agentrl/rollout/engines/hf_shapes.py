@@ -39,6 +39,8 @@ class ShapePlan:
     """Keys that a step looks at."""
     prefills: dict[int, list[int]]
     """Chunk of tokens -> numbers of sequences; empty where prefill goes through decode."""
+    tokens: list[int]
+    """Rows of the matrix products of a prefill that is not full."""
 
     def batch(self, rows: int) -> int:
         """Smallest batch that holds ``rows``."""
@@ -58,6 +60,11 @@ class ShapePlan:
         sizes = self.prefills[chunk]
         return sizes[min(bisect.bisect_left(sizes, waiting), len(sizes) - 1)]
 
+    def num_tokens(self, tokens: int, full: int) -> int:
+        """Smallest number of rows that holds ``tokens``, of a prefill that holds ``full``."""
+        index = bisect.bisect_left(self.tokens, tokens)
+        return min(self.tokens[index], full) if index < len(self.tokens) else full
+
 
 def candidates(num_slots: int, max_context: int, prefill_tokens: int) -> ShapePlan:
     """Every shape worth having: few enough to probe, close enough to waste little."""
@@ -70,6 +77,7 @@ def candidates(num_slots: int, max_context: int, prefill_tokens: int) -> ShapePl
             chunk: [n for n in _JOBS if n <= num_slots and n * chunk <= max(prefill_tokens, chunk)]
             for chunk in chunks
         },
+        tokens=[*range(16, min(128, prefill_tokens), 16), *range(128, prefill_tokens, 32)],
     )
 
 
@@ -101,10 +109,28 @@ class _Probe:
         batches = [b for b in self.wanted.batches[:-1] if self._batch_agrees(b)]
         lengths = [n for n in self.wanted.lengths[:-1] if self._length_agrees(n)]
         plan = ShapePlan(
-            batches=[*batches, self.rows], lengths=[*lengths, self.full_length], prefills={}
+            batches=[*batches, self.rows],
+            lengths=[*lengths, self.full_length],
+            prefills={},
+            tokens=[],
         )
-        plan.prefills = self._agreeing_prefills(plan)
+        self._prepare_prefill()
+        for chunk, sizes in self.wanted.prefills.items():
+            good = [n for n in sizes if self._prefill_agrees(plan, n, chunk, n * chunk)]
+            if good:
+                plan.prefills[chunk] = good
+        for tokens in self.wanted.tokens:
+            shape = self._holding(plan, tokens)
+            if shape is not None and self._prefill_agrees(plan, *shape, tokens):
+                plan.tokens.append(tokens)
         return plan
+
+    @staticmethod
+    def _holding(plan: ShapePlan, tokens: int) -> tuple[int, int] | None:
+        """Pick the smallest prefill that ``tokens`` do not fill, if there is one."""
+        shapes = [(n, chunk) for chunk, sizes in plan.prefills.items() for n in sizes]
+        larger = [shape for shape in shapes if shape[0] * shape[1] > tokens]
+        return min(larger, key=lambda shape: shape[0] * shape[1], default=None)
 
     def _decode(self, ids: np.ndarray, positions: np.ndarray, length: int) -> torch.Tensor:
         """Logits and what sampling makes of them: [B, V + 2]."""
@@ -147,32 +173,29 @@ class _Probe:
         full = self._decode(self.ids, positions, self.full_length)
         return torch.equal(self._decode(self.ids, positions, length), full)
 
-    def _agreeing_prefills(self, plan: ShapePlan) -> dict[int, list[int]]:
-        """Write the same tokens one by one at the full shape, then in chunks, and compare."""
+    def _prepare_prefill(self) -> None:
+        """Write the tokens one by one at the full shape; prefills must reproduce that."""
         longest = max(self.wanted.prefills)
-        starts = self.rng.integers(0, self.full_length - longest + 1, self.rows)
-        ids = self.rng.integers(0, self.decoder.vocab_size, (self.rows, longest))
+        self.starts = self.rng.integers(0, self.full_length - longest + 1, self.rows)
+        self.written = self.rng.integers(0, self.decoder.vocab_size, (self.rows, longest))
         for offset in range(longest):
-            self._decode(ids[:, offset], starts + offset, self.full_length)
-        agreeing: dict[int, list[int]] = {}
-        for chunk, sizes in self.wanted.prefills.items():
-            offset = (longest - chunk) // 2
-            part = ids[:, offset : offset + chunk]
-            good = [n for n in sizes if self._prefill_agrees(plan, part, starts + offset, n)]
-            if good:
-                agreeing[chunk] = good
-        return agreeing
+            self._decode(self.written[:, offset], self.starts + offset, self.full_length)
 
-    def _prefill_agrees(
-        self, plan: ShapePlan, ids: np.ndarray, starts: np.ndarray, size: int
-    ) -> bool:
-        chunk = ids.shape[1]
+    def _prefill_agrees(self, plan: ShapePlan, size: int, chunk: int, tokens: int) -> bool:
+        """Write ``tokens`` tokens again, spread over ``size`` rows, and compare."""
         rows = self.rng.permutation(self.rows)[:size]
-        spans = [self.cache[:, :, r, :, starts[r] : starts[r] + chunk] for r in rows]
+        counts = np.full(size, tokens // size)
+        counts[: tokens % size] += 1
+        offset = (self.written.shape[1] - chunk) // 2
+        ids = self.written[rows, offset : offset + chunk]
+        starts = self.starts[rows] + offset
+        spans = [
+            self.cache[:, :, row, :, start : start + count]
+            for row, start, count in zip(rows, starts, counts, strict=True)
+        ]
         expected = [span.clone() for span in spans]
-        length = plan.length(int(starts[rows].max()) + chunk)
-        counts = np.full(size, chunk)
-        self.decoder.prefill(ids[rows], rows, starts[rows], counts, length)
+        length = plan.length(int((starts + counts).max()))
+        self.decoder.prefill(ids, rows, starts, counts, length, tokens)
         agrees = all(map(torch.equal, spans, expected))
         for span, value in zip(spans, expected, strict=True):
             span.copy_(value)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from hf_models import BUILDERS, VOCAB, build
 
 from agentrl.errors import EngineError
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.engines.config import HFEngineConfig
 from agentrl.rollout.engines.hf import HFEngine
+from agentrl.testing.random_models import BUILDERS, VOCAB, build
 from agentrl.types import GenerateRequest, Generation, SamplingParams, StopReason
 
 Body = Callable[[HFEngine], Awaitable[Any]]

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hf_models import STATIC, VOCAB, build
 from transformers import MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.rollout.engines.hf_decoder import StaticDecoder
 from agentrl.rollout.engines.hf_weights import refusal
+from agentrl.testing.random_models import STATIC, VOCAB, build
 
 NUM_ROWS, CONTEXT = 6, 256
 
@@ -40,7 +40,7 @@ def test_logits_equal_transformers_in_rows_at_positions_of_their_own(name: str) 
     positions[rows] = counts
     with torch.inference_mode():
         expected = model(ids).logits
-        subject.prefill(tokens[:, :200], rows, np.zeros(2, np.int64), counts, CONTEXT)
+        subject.prefill(tokens[:, :200], rows, np.zeros(2, np.int64), counts, CONTEXT, 224)
         for _ in range(20):
             fed = np.zeros(NUM_ROWS, np.int64)
             fed[rows] = tokens[[0, 1], positions[rows]]
@@ -55,10 +55,10 @@ def test_idle_rows_and_padding_leave_no_trace() -> None:
     subject = decoder(build())
     ids = np.arange(10).reshape(1, 10)
     with torch.inference_mode():
-        subject.prefill(ids, np.array([2]), np.array([0]), np.array([10]), 32)
+        subject.prefill(ids, np.array([2]), np.array([0]), np.array([10]), 32, 10)
         before = subject.save_row(2, 10)
-        padded = np.zeros((3, 8), np.int64)
-        subject.prefill(padded, np.array([0, 2, 2]), np.array([0, 0, 0]), np.array([8, 0, 0]), 32)
+        padded, counts = np.zeros((3, 8), np.int64), np.array([8, 0, 0])
+        subject.prefill(padded, np.array([0, 2, 2]), np.array([0, 0, 0]), counts, 32, 16)
         idle = np.array([True, False, False, True, False, False])
         subject.decode(np.ones(6, np.int64), np.full(6, 3), idle, 32)
         assert torch.equal(subject.save_row(2, 10), before)
@@ -68,7 +68,7 @@ def test_saved_rows_come_back_bit_for_bit_in_any_row() -> None:
     subject = decoder(build())
     ids = np.arange(20).reshape(1, 20)
     with torch.inference_mode():
-        subject.prefill(ids, np.array([2]), np.array([0]), np.array([20]), 32)
+        subject.prefill(ids, np.array([2]), np.array([0]), np.array([20]), 32, 20)
         saved = subject.save_row(2, 20)
         subject.load_row(5, saved, 20)
         subject.copy_prefix(5, 0, 12)

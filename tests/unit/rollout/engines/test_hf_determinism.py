@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from hf_models import STATIC, VOCAB, build
 
 from agentrl.rollout.engines import hf
 from agentrl.rollout.engines.config import HFEngineConfig
 from agentrl.rollout.engines.hf import HFEngine
 from agentrl.rollout.engines.hf_shapes import ShapePlan, candidates, probe
 from agentrl.seeding import derive_seed
+from agentrl.testing.random_models import STATIC, VOCAB, build
 from agentrl.types import GenerateRequest, Generation, SamplingParams
 
 Result = list[tuple[list[int], list[float]]]
@@ -185,7 +185,8 @@ def test_where_only_the_full_shape_agrees_results_are_still_independent_of_order
 ) -> None:
     def only_the_largest(decoder: Any, wanted: ShapePlan) -> ShapePlan:
         del decoder
-        return ShapePlan(batches=wanted.batches[-1:], lengths=wanted.lengths[-1:], prefills={})
+        full = {"batches": wanted.batches[-1:], "lengths": wanted.lengths[-1:]}
+        return ShapePlan(**full, prefills={}, tokens=[])
 
     monkeypatch.setattr(hf, "probe", only_the_largest)
     order = list(range(10))
@@ -204,9 +205,9 @@ def test_the_probe_refuses_shapes_whose_bits_differ(monkeypatch: pytest.MonkeyPa
         logits = plain_decode(ids, positions, active, length)
         return logits * (1 + 1e-7) if len(ids) == 4 or length == 32 else logits
 
-    def prefill(ids: Any, rows: Any, starts: Any, counts: Any, length: int) -> None:
-        plain_prefill(ids, rows, starts, counts, length)
-        if ids.shape[1] == 16:
+    def prefill(ids: Any, rows: Any, starts: Any, counts: Any, length: int, tokens: int) -> None:
+        plain_prefill(ids, rows, starts, counts, length, tokens)
+        if ids.shape[1] == 16 or tokens == 48:
             row = int(rows[0])
             decoder.cache[0, 0, row, 0, int(starts[0])] *= 1 + 1e-6
 
@@ -215,7 +216,8 @@ def test_the_probe_refuses_shapes_whose_bits_differ(monkeypatch: pytest.MonkeyPa
     plan = probe(decoder, candidates(8, 64, 128))
     assert 4 not in plan.batches and 8 in plan.batches
     assert 32 not in plan.lengths and 64 in plan.lengths
-    assert 16 not in plan.prefills
+    assert 16 not in plan.prefills and 32 in plan.prefills
+    assert 48 not in plan.tokens and 64 in plan.tokens
 
 
 def test_without_determinism_the_results_agree_to_rounding(truth: dict[int, Result]) -> None:

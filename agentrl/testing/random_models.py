@@ -1,4 +1,8 @@
-"""Tiny random models of several architectures."""
+"""Tiny random models of several architectures, for tests of engines: no download, no training.
+
+:data:`BUILDERS` names them; all but ``gpt2`` are Llamas and Qwens, tied and untied, with and
+without biases, grouped and plain attention, and several rotary embeddings.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +81,10 @@ STATIC = [name for name in BUILDERS if name != "gpt2"]
 
 
 def build(name: str = "qwen3", seed: int = 0) -> Any:
-    """A model whose weights are large enough for a peaked, varied distribution."""
+    """Build the model ``name`` of :data:`BUILDERS` in float32 and evaluation mode.
+
+    Its weights are large enough for a distribution that varies from token to token.
+    """
     torch.manual_seed(seed)
     model = BUILDERS[name]().eval()
     with torch.no_grad():
