@@ -6,8 +6,9 @@ examples (None where it was not checked) and stops when the episode is to end.
 ``check`` prints follows from the program: a warm start takes ten thousand episodes.
 
 * :func:`imperfect`: what the warm start imitates. It guesses a reading, sometimes does not check
-  it, often gives up after a failed check, often spoils what passed; but never tries a reading
-  twice. It solves half of level 1, and reinforcement learning has to do the rest.
+  it, often gives up after a failed check, often spoils what passed; but where it goes on after a
+  failed check, it is to a reading not tried yet. It solves half of level 1, and reinforcement
+  learning has to do the rest.
 * :func:`persistent`: checks, and tries the readings in turn until one passes. Solves all.
 * :func:`oracle`: reads correctly without checking. Solves all.
 * :func:`guess`: takes a random reading and hopes.
