@@ -46,7 +46,7 @@ from agentrl.train.checkpoint import CheckpointStore
 from agentrl.train.config import ModelConfig
 from agentrl.train.evaluate import Evaluator, choose_tasks
 from agentrl.train.open_model import is_run, keep_model_files, open_model
-from agentrl.train.rng_state import restore_rng
+from agentrl.train.rng_state import restore_rng, seed_rng
 from agentrl.train.settings import refuse_changed_settings
 from agentrl.train.trainer import Progress, Trainer
 from agentrl.train.update import update_policy
@@ -209,6 +209,7 @@ async def open_trainer(config: Config) -> AsyncIterator[Trainer]:
             config=to_dict(config),
             keep_last=config.trainer.keep_last,
         )
+        seed_rng(config.trainer.seed)
         progress = restore(config, checkpoints, actor, run_dir)
         buffer = RolloutBuffer(
             prompts_per_step=config.trainer.prompts_per_step,

@@ -7,6 +7,19 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
+
+from agentrl.seeding import derive_seed
+
+
+def seed_rng(seed: int) -> None:
+    """Start every global generator from the run's seed, whatever was done in the process before.
+
+    Nothing of agentrl draws from them; an environment or a model of the user's may.
+    """
+    random.seed(derive_seed(seed, "python"))
+    np.random.seed(derive_seed(seed, "numpy") % 2**32)
+    torch.manual_seed(derive_seed(seed, "torch"))
 
 
 def capture_rng() -> dict[str, Any]:
