@@ -11,12 +11,12 @@ Arms, interleaved forwards and backwards:
 * ``ours-64-loose``: the same with ``deterministic=False``; the difference is the price.
 * ``generate-64``: ``transformers.generate`` on all living sessions, left-padded, turn by turn.
 * ``episodes-256-*``: 256 sessions with a little Python and a pipe's round trip between turns (what
-  an agent loop does), with the steps in the event loop, on an executor, on a thread of their own.
+  an agent loop does); the steps in the event loop, each on an executor, or in bursts (ours).
 * ``floor-64``: nothing but the matrix products of decode steps at 64 rows.
 
 Rates are per second of wall clock, and per CPU second of this process for machines that are shared.
 
-Run: ``python benchmarks/hf_engine.py [--repeats 3] [--threads 1] [--json]``
+Run: ``python benchmarks/hf_engine.py [--repeats 3] [--threads 1] [--only ARM] [--json]``
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.rollout.engines.config import HFEngineConfig
 from agentrl.rollout.engines.hf import HFEngine
+from agentrl.rollout.engines.hf_scheduler import Scheduler
 from agentrl.seeding import derive_seed
 from agentrl.types import GenerateRequest, SamplingParams
 
@@ -142,24 +143,21 @@ class PipeTools:
             await process.wait()
 
 
-class DedicatedThreadEngine(HFEngine):
-    """For comparison only: steps follow each other on a thread without waiting for the loop."""
+class InlineEngine(HFEngine):
+    """For comparison: a step inside the event loop, then one pass of the loop."""
 
-    async def _loop(self) -> None:
-        loop, scheduler = asyncio.get_running_loop(), self._running()
+    async def _advance(self, scheduler: Scheduler) -> None:
+        self._deliver(scheduler.step())
+        await asyncio.sleep(0)
 
-        def work() -> None:
-            while not self._closed:
-                self._take_inbox(scheduler)
-                if scheduler.num_unfinished:
-                    ended = scheduler.step()
-                    if ended:
-                        loop.call_soon_threadsafe(self._deliver, ended)
-                else:
-                    time.sleep(0.0002)
 
-        assert self._pool is not None
-        await loop.run_in_executor(self._pool, work)
+class ExecutorEngine(HFEngine):
+    """For comparison: every step is handed to the worker thread and awaited."""
+
+    async def _advance(self, scheduler: Scheduler) -> None:
+        loop = asyncio.get_running_loop()
+        self._deliver(await loop.run_in_executor(self._pool, scheduler.step))
+        await asyncio.sleep(0)
 
 
 # ------------------------------------------------------------------ transformers
@@ -219,11 +217,11 @@ async def started(kind: type[HFEngine] = HFEngine, **settings: Any) -> HFEngine:
     return engine
 
 
-async def measure(repeats: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+async def measure(repeats: int, only: str) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """Useful tokens per second of every arm and repeat: wall clock, and CPU."""
     works, many = sessions(64), sessions(256, seed=1)
     exact, loose = await started(), await started(deterministic=False)
-    executor, thread = await started(compute="thread"), await started(DedicatedThreadEngine)
+    inline, executor = await started(InlineEngine), await started(ExecutorEngine)
     tools, model = await PipeTools.start(), build_model()
 
     async def episodes(engine: HFEngine) -> int:
@@ -242,10 +240,11 @@ async def measure(repeats: int) -> tuple[dict[str, list[float]], dict[str, list[
         "ours-64-loose": (lambda: ours(loose, works, 64), expected),
         "generate-64": (lambda: plain(lambda: generate(model, works)), expected),
         "floor-64": (lambda: plain(lambda: floor(model)), None),
-        "episodes-256-inline": (lambda: episodes(exact), expected_many),
+        "episodes-256-burst": (lambda: episodes(exact), expected_many),
+        "episodes-256-inline": (lambda: episodes(inline), expected_many),
         "episodes-256-executor": (lambda: episodes(executor), expected_many),
-        "episodes-256-thread": (lambda: episodes(thread), expected_many),
     }
+    arms = {name: arm for name, arm in arms.items() if only in name}
     rates: dict[str, list[float]] = {name: [] for name in arms}
     cpu_rates: dict[str, list[float]] = {name: [] for name in arms}
     for repeat in range(repeats + 1):
@@ -259,7 +258,7 @@ async def measure(repeats: int) -> tuple[dict[str, list[float]], dict[str, list[
                 rates[name].append(tokens / seconds)
                 cpu_rates[name].append(tokens / cpu_s)
         print(f"pass {repeat} of {repeats} done", file=sys.stderr)
-    for engine in (exact, loose, executor, thread):
+    for engine in (exact, loose, inline, executor):
         await engine.close()
     await tools.close()
     return rates, cpu_rates
@@ -269,17 +268,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", default="", help="arms whose name contains this")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    rates, cpu_rates = asyncio.run(measure(arguments.repeats))
+    rates, cpu_rates = asyncio.run(measure(arguments.repeats, arguments.only))
     median = {name: statistics.median(values) for name, values in rates.items()}
     median_cpu = {name: statistics.median(values) for name, values in cpu_rates.items()}
     ratios = {
-        "64 over one at a time (wanted: 5)": median["ours-64"] / median["ours-1"],
-        "64 over plain generate (wanted: 2)": median["ours-64"] / median["generate-64"],
-        "deterministic over loose": median["ours-64"] / median["ours-64-loose"],
-        "share of the products' floor": median["ours-64"] / median["floor-64"],
+        text: median[ours] / median[other]
+        for text, ours, other in (
+            ("64 over one at a time (wanted: 5)", "ours-64", "ours-1"),
+            ("64 over plain generate (wanted: 2)", "ours-64", "generate-64"),
+            ("deterministic over loose", "ours-64", "ours-64-loose"),
+            ("share of the products' floor", "ours-64", "floor-64"),
+        )
+        if ours in median and other in median
     }
     if arguments.json:
         report = {"threads": arguments.threads, "tokens_per_s": rates, "ratios": ratios}

@@ -21,9 +21,6 @@ class HFEngineConfig:
     """Most tokens of one prefill pass."""
     deterministic: bool = True
     """The result of a request depends on nothing but the request and the weights."""
-    compute: str = "auto"
-    """``inline`` steps in the event loop, ``thread`` on a worker thread; ``auto`` takes inline
-    while a step is short (see :mod:`agentrl.rollout.engines.hf`)."""
     num_threads: int | None = None
     """Threads of torch, process-wide; None leaves torch's own choice."""
     drain_timeout_s: float = 600.0

@@ -12,12 +12,13 @@ another session, or forgotten and prefilled again. On ``transformers``' forward 
 on the session's own history of calls, and nothing else. All of it holds for one machine, one
 number of threads, and one engine configuration.
 
-**Where the work runs.** A step is some hundred small tensor operations. On a worker thread each
-of them competes with the event loop for the interpreter lock; in the event loop they do not, and
-nothing is gained by overlapping, since the next step needs what the agent loops do in between.
-So short steps run inline, with one pass of the event loop after each; steps longer than
-``INLINE_LIMIT_S`` go to a worker thread, where their operations are long enough to amortise the
-lock and the event loop must not stand still. ``benchmarks/hf_engine.py`` measures both.
+**Where the work runs.** On one worker thread, in bursts: the thread steps until nothing is left to
+do, takes in new requests between steps, and posts what ended to the event loop. Three designs were
+compared with 256 agent loops that compute a little and talk to pipes between turns. Steps inside
+the event loop leave it one pass per step, so pipes answer late and the batch runs emptier (45
+instead of 55 of 64 rows); handing each step to an executor pays for two switches of thread a step.
+The burst needs the fewest CPU seconds, on two cores as on one, and the event loop stays free for
+deadlines. ``benchmarks/hf_engine.py`` has all three.
 
 Set ``OMP_WAIT_POLICY=PASSIVE`` before torch is imported where other processes share the cores:
 spinning OpenMP threads have cost a factor of 100 on a busy machine.
@@ -27,7 +28,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -45,9 +46,6 @@ from agentrl.rollout.engines.hf_sessions import SessionTable
 from agentrl.rollout.engines.hf_shapes import ShapePlan, candidates, probe
 from agentrl.rollout.engines.hf_weights import refusal
 from agentrl.types import GenerateRequest, Generation, SamplingParams
-
-INLINE_LIMIT_S = 0.02
-"""Longest step, smoothed, that ``compute=auto`` runs inside the event loop."""
 
 
 class HFEngine:
@@ -78,9 +76,8 @@ class HFEngine:
         self._failure: EngineError | None = None
         self._asleep = self._closed = False
         self._jobs: dict[str, tuple[Job, asyncio.Future[Generation]]] = {}
-        self._inbox: list[Job | str] = []
+        self._inbox: deque[Job | str] = deque()
         """Requests, and ids of sessions that end, in order of arrival."""
-        self._step_s = 0.0
 
     # ------------------------------------------------------------------ life
 
@@ -90,16 +87,19 @@ class HFEngine:
         Raises:
             EngineError: deterministic results are impossible on this machine, or started twice.
         """
-        if self._task is not None or self._closed:
+        if self._pool is not None or self._closed:
             raise EngineError("the engine was started before; build a new one")
         if self.config.num_threads is not None:
             torch.set_num_threads(self.config.num_threads)
-        self._runner, self._plan = _build(self._model, self.config)
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hf-engine")
+        # On the thread that will serve: kernels may depend on the thread they run on.
+        loop = asyncio.get_running_loop()
+        build = loop.run_in_executor(self._pool, _build, self._model, self.config)
+        self._runner, self._plan = await build
         self._scheduler = self._new_scheduler()
         self._wake, self._gate, self._idle = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._gate.set()
         self._idle.set()
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hf-engine")
         self._task = asyncio.create_task(self._loop(), name="hf-engine")
 
     def _new_scheduler(self) -> Scheduler:
@@ -315,16 +315,7 @@ class HFEngine:
                     self._wake.clear()
                     await self._wake.wait()
                     continue
-                started = time.perf_counter()
-                if self._inline():
-                    ended = scheduler.step()
-                else:
-                    assert self._pool is not None
-                    loop = asyncio.get_running_loop()
-                    ended = await loop.run_in_executor(self._pool, scheduler.step)
-                self._step_s += 0.1 * (time.perf_counter() - started - self._step_s)
-                self._deliver(ended)
-                await asyncio.sleep(0)
+                await self._advance(scheduler)
         except Exception as error:  # whatever breaks a step has lost every running request
             failure = EngineError(f"the rollout engine broke: {type(error).__name__}: {error}")
             failure.__cause__ = error
@@ -332,15 +323,23 @@ class HFEngine:
             self._fail_all(failure)
             self._idle.set()
 
-    def _inline(self) -> bool:
-        if self.config.compute == "auto":
-            return self._step_s <= INLINE_LIMIT_S
-        return self.config.compute == "inline"
+    async def _advance(self, scheduler: Scheduler) -> None:
+        """Step until nothing is unfinished."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._pool, self._burst, scheduler, loop)
+
+    def _burst(self, scheduler: Scheduler, loop: asyncio.AbstractEventLoop) -> None:
+        """Run on the worker thread, which alone touches the scheduler meanwhile."""
+        while scheduler.num_unfinished and not self._closed:
+            ended = scheduler.step()
+            if ended:
+                loop.call_soon_threadsafe(self._deliver, ended)
+            self._take_inbox(scheduler)
 
     def _take_inbox(self, scheduler: Scheduler) -> None:
         """Hand over what arrived while the last step ran."""
-        inbox, self._inbox = self._inbox, []
-        for entry in inbox:
+        while self._inbox:
+            entry = self._inbox.popleft()
             if isinstance(entry, str):
                 scheduler.end_session(entry)
             elif not entry.cancelled:
@@ -402,10 +401,6 @@ def _check_config(config: HFEngineConfig) -> None:
     for name in ("num_slots", "max_context", "prefill_tokens"):
         if getattr(config, name) < 1:
             raise EngineError(f"rollout {name}={getattr(config, name)}: it must be at least 1")
-    if config.compute not in ("auto", "inline", "thread"):
-        raise EngineError(
-            f"rollout compute={config.compute!r}: choose one of 'auto', 'inline', 'thread'"
-        )
     if not isinstance(getattr(torch, config.dtype, None), torch.dtype):
         raise EngineError(f"rollout dtype={config.dtype!r}: name a torch dtype, such as 'float32'")
 

@@ -73,7 +73,8 @@ class StaticDecoder:
         seen = torch.ones(max_context, max_context, dtype=torch.bool).tril_()
         self._mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))
         self._mask = self._mask.to(device)
-        self._eps = torch.full((1,), self.weights.norm_eps, device=device, dtype=dtype)
+        self._eps = torch.full((1,), self.weights.norm_eps, device=device)
+        self._nothing = torch.zeros(1, device=device, dtype=dtype)
         self.allocate()
 
     def _rotations(self, model: Any) -> torch.Tensor:
@@ -279,9 +280,9 @@ class StaticDecoder:
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """RMSNorm over the last axis, in a third of the operations of ``F.rms_norm``."""
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         scale = torch.addcmul(self._eps, norm, norm, value=1.0 / x.shape[-1]).rsqrt_()
-        return (x * scale).mul_(weight)
+        return (x * scale).to(x.dtype).mul_(weight)
 
     def _attention(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
@@ -304,7 +305,7 @@ class StaticDecoder:
         if mask.ndim == 3:
             scores = torch.baddbmm(mask, query, keys, alpha=scale)
         else:
-            scores = torch.baddbmm(self._eps, query, keys, beta=0, alpha=scale)
+            scores = torch.baddbmm(self._nothing, query, keys, beta=0, alpha=scale)
             num, _, chunk, _, _ = mask.shape
             scores.view(num, -1, chunk, self._rep, length).add_(mask)
         shares = torch.softmax(scores, dim=-1)

@@ -64,6 +64,15 @@ def test_logprobs_equal_a_full_forward_of_transformers(name: str) -> None:
         assert len(answer.ids) == len(answer.policy_version) == 12
 
 
+def test_half_precision_stays_near_full_precision() -> None:
+    async def body(engine: HFEngine) -> Generation:
+        return await engine.generate(request(list(range(40)), max_tokens=12))
+
+    answer = with_engine(body, dtype="bfloat16")
+    expected = recomputed(build(), list(range(40)), answer.ids, 1.0)
+    assert answer.logprobs == pytest.approx(expected, abs=0.1)
+
+
 def test_it_is_a_rollout_engine() -> None:
     engine: RolloutEngine = HFEngine(build())
     assert engine.policy_version == 0
@@ -367,8 +376,7 @@ def test_weights_may_be_updated_while_asleep() -> None:
     with_engine(body)
 
 
-@pytest.mark.parametrize("compute", ["inline", "thread"])
-def test_close_fails_unfinished_requests(compute: str) -> None:
+def test_close_fails_unfinished_requests() -> None:
     async def body(engine: HFEngine) -> None:
         tasks = [
             asyncio.create_task(engine.generate(request([1], f"s{i}", max_tokens=120)))
@@ -384,7 +392,7 @@ def test_close_fails_unfinished_requests(compute: str) -> None:
             await engine.generate(request([1]))
         await engine.end_session("s0")
 
-    with_engine(body, compute=compute)
+    with_engine(body)
 
 
 def test_an_engine_that_was_not_started_says_so() -> None:
@@ -437,7 +445,7 @@ def test_logits_that_are_not_finite_fail_their_request_only() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"num_slots": 0}, {"max_context": 0}, {"compute": "gpu"}, {"dtype": "floaty"}],
+    [{"num_slots": 0}, {"max_context": 0}, {"dtype": "floaty"}],
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(EngineError, match=f"{next(iter(settings))}="):

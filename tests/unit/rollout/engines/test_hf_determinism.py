@@ -117,10 +117,6 @@ def test_forgotten_sessions_are_prefilled_again_to_the_same_bits(
     assert collect(range(24), num_slots=8, session_cache_mb=0, delay_seed=5) == truth
 
 
-def test_a_worker_thread_changes_nothing(truth: dict[int, Result]) -> None:
-    assert collect(range(24), compute="thread", delay_seed=1) == truth
-
-
 def test_continuing_a_session_equals_a_fresh_one_with_the_whole_history(
     truth: dict[int, Result],
 ) -> None:
