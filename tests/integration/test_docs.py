@@ -1,0 +1,36 @@
+"""Pages and examples that could fall behind the code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_page_of_settings_is_current() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "configuration_page.py", "--check"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.xdist_group("training")
+def test_the_minimal_example_runs(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "minimal_grpo.py"]
+        + ["--steps", "2", "--prompts", "2", "--samples", "4", "--warm-steps", "20"],
+        env=os.environ | {"AGENTRL_CACHE": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("step ") == 2 and "after:" in done.stdout
