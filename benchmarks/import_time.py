@@ -1,6 +1,6 @@
 """What a cold start costs: `import agentrl` and `agentrl --help`, beside a bare interpreter.
 
-    python benchmarks/import_time.py [--json]
+python benchmarks/import_time.py [--json]
 """
 
 from __future__ import annotations

@@ -31,8 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "algo": COMMON | {"batch"},
     "dist": BASE | {"algo", "batch", "rollout", "model"},
     "telemetry": BASE | {"batch"},
-    "testing": BASE
-    | {"env", "tool", "sandbox", "agent", "rollout", "model", "telemetry", "batch"},
+    "testing": BASE | {"env", "tool", "sandbox", "agent", "rollout", "model", "telemetry", "batch"},
     "train": BASE
     | {"env", "tool", "sandbox", "agent", "rollout", "model", "algo", "batch", "dist", "telemetry"},
     "config": BASE | {"env", "tool", "sandbox", "rollout", "algo", "dist", "train", "telemetry"},
@@ -158,7 +157,7 @@ def _module_level_imports(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("module", ["agentrl", "agentrl.types", "agentrl.cli.main"])
 def test_import_loads_no_heavy_library(module: str) -> None:
-    heavy = "torch ray vllm docker transformers matplotlib gymnasium hydra".split()
+    heavy = ["torch", "ray", "vllm", "docker", "transformers", "matplotlib", "gymnasium", "hydra"]
     if module == "agentrl.types":
         heavy.remove("gymnasium")
     code = f"import sys, {module}; print(sorted(set({heavy!r}) & set(sys.modules)))"

@@ -146,9 +146,7 @@ def test_staleness_never_passes_its_bound(
         async def deliver(slot: Slot, number: int, dispatched_at: int) -> None:
             for _ in range(rng.randrange(5)):
                 await asyncio.sleep(0)
-            await buffer.fill(
-                slot, group(number, dispatched_at), trainable=number not in rejected
-            )
+            await buffer.fill(slot, group(number, dispatched_at), trainable=number not in rejected)
 
         async def produce() -> None:
             nonlocal index
