@@ -172,7 +172,7 @@ def _open_kwargs(override: Override) -> str:
 
 
 def _merge(base: Config, overrides: Sequence[Override]) -> Config:
-    tree = OmegaConf.structured(base)
+    tree: Any = OmegaConf.structured(base)
     for override in overrides:
         key = override.key_or_group
         if key in _groups():

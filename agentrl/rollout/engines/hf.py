@@ -13,12 +13,12 @@ on the session's own history of calls, and nothing else. All of it holds for one
 number of threads, and one engine configuration.
 
 **Where the work runs.** On one worker thread, in bursts: the thread steps until nothing is left to
-do, takes in new requests between steps, and posts what ended to the event loop. Three designs were
-compared with 256 agent loops that compute a little and talk to pipes between turns. Steps inside
-the event loop leave it one pass per step, so pipes answer late and the batch runs emptier (45
-instead of 55 of 64 rows); handing each step to an executor pays for two switches of thread a step.
-The burst needs the fewest CPU seconds, on two cores as on one, and the event loop stays free for
-deadlines. ``benchmarks/hf_engine.py`` has all three.
+do, takes in new requests between steps, and posts what ended to the event loop. Steps inside the
+event loop, and steps handed to an executor one by one, were compared with it under 256 agent loops
+that compute a little and talk to pipes between turns (``benchmarks/hf_engine.py``). Throughput does
+not tell the three apart on a quiet machine. On a busy one, steps inside the event loop ran emptier
+batches (45 instead of 55 of 64 rows), since pipes were looked at once a step only; and they would
+hold up every deadline for as long as a step of a larger model takes.
 
 Set ``OMP_WAIT_POLICY=PASSIVE`` before torch is imported where other processes share the cores:
 spinning OpenMP threads have cost a factor of 100 on a busy machine.
