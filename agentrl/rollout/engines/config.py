@@ -22,7 +22,8 @@ class HFEngineConfig:
     deterministic: bool = True
     """The result of a request depends on nothing but the request and the weights."""
     num_threads: int | None = None
-    """Threads of torch, process-wide; None leaves torch's own choice."""
+    """Threads of torch while the engine computes. None takes one for models below five million
+    parameters, where two are slower, and else as many as torch has."""
     drain_timeout_s: float = 600.0
     """How long a weight update waits for unfinished requests before it fails."""
     device: str = "auto"

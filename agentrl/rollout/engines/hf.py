@@ -31,6 +31,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,9 @@ from agentrl.rollout.engines.hf_sessions import SessionTable
 from agentrl.rollout.engines.hf_shapes import ShapePlan, candidates, probe
 from agentrl.rollout.engines.hf_weights import refusal
 from agentrl.types import GenerateRequest, Generation, SamplingParams
+
+SMALL_MODEL_PARAMETERS = 5_000_000
+"""Below this one thread is faster than two: the operations are shorter than a hand-over."""
 
 
 class HFEngine:
@@ -74,6 +78,7 @@ class HFEngine:
         self._pool: ThreadPoolExecutor | None = None
         self._task: asyncio.Task[None] | None = None
         self._failure: EngineError | None = None
+        self._num_threads = 1
         self._asleep = self._closed = False
         self._jobs: dict[str, tuple[Job, asyncio.Future[Generation]]] = {}
         self._inbox: deque[Job | str] = deque()
@@ -89,13 +94,16 @@ class HFEngine:
         """
         if self._pool is not None or self._closed:
             raise EngineError("the engine was started before; build a new one")
-        if self.config.num_threads is not None:
-            torch.set_num_threads(self.config.num_threads)
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hf-engine")
-        # On the thread that will serve: kernels may depend on the thread they run on.
-        loop = asyncio.get_running_loop()
-        build = loop.run_in_executor(self._pool, _build, self._model, self.config)
-        self._runner, self._plan = await build
+        self._num_threads = _num_threads(self._model, self.config)
+        # As it will serve: the bits of a kernel may depend on the number of threads.
+        loop, before = asyncio.get_running_loop(), torch.get_num_threads()
+
+        def build() -> tuple[Runner, ShapePlan | None]:
+            with _threads(self._num_threads, before):
+                return _build(self._model, self.config)
+
+        self._runner, self._plan = await loop.run_in_executor(self._pool, build)
         self._scheduler = self._new_scheduler()
         self._wake, self._gate, self._idle = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._gate.set()
@@ -325,16 +333,25 @@ class HFEngine:
 
     async def _advance(self, scheduler: Scheduler) -> None:
         """Step until nothing is unfinished."""
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._pool, self._burst, scheduler, loop)
+        loop, before = asyncio.get_running_loop(), torch.get_num_threads()
+        await loop.run_in_executor(self._pool, self._burst, scheduler, loop, before)
 
-    def _burst(self, scheduler: Scheduler, loop: asyncio.AbstractEventLoop) -> None:
-        """Run on the worker thread, which alone touches the scheduler meanwhile."""
-        while scheduler.num_unfinished and not self._closed:
-            ended = scheduler.step()
-            if ended:
-                loop.call_soon_threadsafe(self._deliver, ended)
-            self._take_inbox(scheduler)
+    def _burst(
+        self, scheduler: Scheduler, loop: asyncio.AbstractEventLoop, num_threads_before: int
+    ) -> None:
+        """Run on the worker thread, which alone touches the scheduler meanwhile.
+
+        The number of torch threads is a setting of the process. It is put back before the last
+        result is posted, so that whoever computes next finds it as it was.
+        """
+        with _threads(self._num_threads, num_threads_before):
+            while scheduler.num_unfinished and not self._closed:
+                ended = scheduler.step()
+                self._take_inbox(scheduler)
+                if not scheduler.num_unfinished:
+                    torch.set_num_threads(num_threads_before)
+                if ended:
+                    loop.call_soon_threadsafe(self._deliver, ended)
 
     def _take_inbox(self, scheduler: Scheduler) -> None:
         """Hand over what arrived while the last step ran."""
@@ -359,6 +376,22 @@ class HFEngine:
         for _, future in self._jobs.values():
             if not future.done():
                 future.set_exception(EngineError(str(error)))
+
+
+@contextmanager
+def _threads(count: int, before: int) -> Iterator[None]:
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _num_threads(model: Any, config: HFEngineConfig) -> int:
+    if config.num_threads is not None:
+        return config.num_threads
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    return 1 if num_parameters < SMALL_MODEL_PARAMETERS else torch.get_num_threads()
 
 
 def _build(model: Any, config: HFEngineConfig) -> tuple[Runner, ShapePlan | None]:
@@ -401,6 +434,8 @@ def _check_config(config: HFEngineConfig) -> None:
     for name in ("num_slots", "max_context", "prefill_tokens"):
         if getattr(config, name) < 1:
             raise EngineError(f"rollout {name}={getattr(config, name)}: it must be at least 1")
+    if config.num_threads is not None and config.num_threads < 1:
+        raise EngineError(f"rollout num_threads={config.num_threads}: it must be at least 1")
     if not isinstance(getattr(torch, config.dtype, None), torch.dtype):
         raise EngineError(f"rollout dtype={config.dtype!r}: name a torch dtype, such as 'float32'")
 

@@ -395,6 +395,23 @@ def test_close_fails_unfinished_requests() -> None:
     with_engine(body)
 
 
+def test_the_number_of_threads_is_given_back_to_the_trainer() -> None:
+    async def body(engine: HFEngine) -> None:
+        plain, seen = engine._runner.decode, []  # pyright: ignore
+
+        def watched(*args: Any) -> torch.Tensor:
+            seen.append(torch.get_num_threads())
+            return plain(*args)
+
+        engine._runner.decode = watched  # pyright: ignore
+        await engine.generate(request([1]))
+        assert set(seen) == {3}
+        assert torch.get_num_threads() == before
+
+    before = torch.get_num_threads()
+    with_engine(body, num_threads=3)
+
+
 def test_an_engine_that_was_not_started_says_so() -> None:
     async def body() -> None:
         engine = HFEngine(build())
@@ -445,7 +462,7 @@ def test_logits_that_are_not_finite_fail_their_request_only() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"num_slots": 0}, {"max_context": 0}, {"dtype": "floaty"}],
+    [{"num_slots": 0}, {"num_threads": 0}, {"max_context": 0}, {"dtype": "floaty"}],
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(EngineError, match=f"{next(iter(settings))}="):
