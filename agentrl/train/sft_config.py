@@ -15,7 +15,6 @@ class SFTConfig(OptimizerConfig):
     betas: tuple[float, float] = (0.9, 0.98)
     schedule: Schedule = Schedule.cosine
     warmup_steps: int = 20
-    min_lr_fraction: float = 0.05
     steps: int = 400
     """Optimizer steps."""
     episodes_per_step: int = 32
