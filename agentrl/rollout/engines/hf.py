@@ -27,18 +27,17 @@ spinning OpenMP threads have cost a factor of 100 on a busy machine.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 
 from agentrl.errors import AgentRLError, EngineError
 from agentrl.rollout.engines.config import HFEngineConfig
+from agentrl.rollout.engines.hf_checks import check_config, check_request
 from agentrl.rollout.engines.hf_decoder import StaticDecoder
 from agentrl.rollout.engines.hf_fallback import TransformersRunner
 from agentrl.rollout.engines.hf_runner import Runner
@@ -46,7 +45,7 @@ from agentrl.rollout.engines.hf_scheduler import Job, Outcome, Scheduler, Schedu
 from agentrl.rollout.engines.hf_sessions import SessionTable
 from agentrl.rollout.engines.hf_shapes import ShapePlan, candidates, probe
 from agentrl.rollout.engines.hf_weights import refusal
-from agentrl.types import GenerateRequest, Generation, SamplingParams
+from agentrl.types import GenerateRequest, Generation
 
 SMALL_MODEL_PARAMETERS = 5_000_000
 """Below this one thread is faster than two: the operations are shorter than a hand-over."""
@@ -69,7 +68,7 @@ class HFEngine:
         self, model: Any, config: HFEngineConfig | None = None, *, policy_version: int = 0
     ) -> None:
         self.config = config or HFEngineConfig()
-        _check_config(self.config)
+        check_config(self.config)
         self.policy_version = policy_version
         self._model = model
         self._runner: Runner | None = None
@@ -167,7 +166,10 @@ class HFEngine:
             EngineError: the request cannot be served as it is, or the engine is closed or asleep.
         """
         self._running()
-        prompt = self._check(request)
+        assert self._runner is not None
+        prompt = check_request(
+            request, max_context=self._runner.max_context, vocab_size=self._runner.vocab_size
+        )
         while not self._gate.is_set():
             await self._gate.wait()
         self._running()
@@ -193,27 +195,6 @@ class HFEngine:
         finally:
             if self._jobs.get(request.session_id, (None,))[0] is job:
                 del self._jobs[request.session_id]
-
-    def _check(self, request: GenerateRequest) -> np.ndarray:
-        """Return the prompt as [T] int64, or refuse the request."""
-        sampling, who = request.sampling, f"session {request.session_id!r}"
-        _check_sampling(sampling, who)
-        if not len(request.prompt_ids):
-            raise EngineError(f"{who}: the prompt is empty; it needs at least one token")
-        prompt = _whole_numbers(request.prompt_ids, who)
-        assert self._runner is not None
-        limit, vocab = self._runner.max_context, self._runner.vocab_size
-        if len(prompt) + sampling.max_tokens > limit:
-            raise EngineError(
-                f"{who}: {len(prompt)} prompt tokens + {sampling.max_tokens} max_tokens exceed "
-                f"max_context {limit}; shorten one of them or raise max_context"
-            )
-        if int(prompt.min()) < 0 or int(prompt.max()) >= vocab:
-            raise EngineError(
-                f"{who}: prompt ids {int(prompt.min())}..{int(prompt.max())} leave the "
-                f"vocabulary 0..{vocab - 1}; the tokenizer belongs to another model"
-            )
-        return prompt
 
     async def end_session(self, session_id: str) -> None:
         """Forget a session; a request of it that is running ends as aborted. Idempotent."""
@@ -417,42 +398,3 @@ def _build(model: Any, config: HFEngineConfig) -> tuple[Runner, ShapePlan | None
         return decoder, None
     wanted = candidates(config.num_slots, config.max_context, config.prefill_tokens)
     return decoder, probe(decoder, wanted)
-
-
-def _whole_numbers(ids: Sequence[int], who: str) -> np.ndarray:
-    """Return ids as [T] int64; floats are refused, not rounded."""
-    try:
-        prompt = np.asarray(ids)
-    except ValueError:  # ragged
-        prompt = np.zeros(0)
-    if prompt.dtype.kind not in "iu" or prompt.ndim != 1:
-        raise EngineError(f"{who}: prompt_ids must be a flat sequence of whole numbers")
-    return prompt.astype(np.int64, copy=True)
-
-
-def _check_config(config: HFEngineConfig) -> None:
-    for name in ("num_slots", "max_context", "prefill_tokens"):
-        if getattr(config, name) < 1:
-            raise EngineError(f"rollout {name}={getattr(config, name)}: it must be at least 1")
-    if config.num_threads is not None and config.num_threads < 1:
-        raise EngineError(f"rollout num_threads={config.num_threads}: it must be at least 1")
-    if not isinstance(getattr(torch, config.dtype, None), torch.dtype):
-        raise EngineError(f"rollout dtype={config.dtype!r}: name a torch dtype, such as 'float32'")
-
-
-def _check_sampling(sampling: SamplingParams, who: str) -> None:
-    wrong: list[str] = []
-    if sampling.max_tokens < 1:
-        wrong.append(f"max_tokens={sampling.max_tokens} (at least 1)")
-    if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
-        wrong.append(f"temperature={sampling.temperature} (finite, 0 or more)")
-    if not 0 < sampling.top_p <= 1:
-        wrong.append(f"top_p={sampling.top_p} (above 0, at most 1)")
-    if sampling.top_k < 0:
-        wrong.append(f"top_k={sampling.top_k} (0 or more)")
-    if not 0 <= sampling.seed < 2**63:
-        wrong.append(f"seed={sampling.seed} (0 to 2**63 - 1)")
-    if any(token < 0 for token in sampling.stop_token_ids):
-        wrong.append(f"stop_token_ids={sampling.stop_token_ids} (0 or more)")
-    if wrong:
-        raise EngineError(f"{who}: sampling parameters out of range: {', '.join(wrong)}")
