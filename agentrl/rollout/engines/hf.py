@@ -154,6 +154,9 @@ class HFEngine:
         if self._pool is not None:
             self._pool.shutdown(wait=True)
         self._fail_all(EngineError("the engine was closed while the request was unfinished"))
+        if self._scheduler is not None:  # whoever waits at either finds the engine closed
+            self._idle.set()
+            self._gate.set()
         if self._runner is not None:
             self._runner.free()
 

@@ -395,6 +395,23 @@ def test_close_fails_unfinished_requests() -> None:
     with_engine(body)
 
 
+def test_close_frees_an_update_that_waits_and_who_waits_for_it() -> None:
+    async def body(engine: HFEngine) -> None:
+        tasks: list[asyncio.Task[Any]] = [
+            asyncio.create_task(engine.generate(request([1], "a", max_tokens=120)))
+        ]
+        await asyncio.sleep(0)
+        tasks.append(asyncio.create_task(engine.update_weights(trained("qwen3"), version=4)))
+        await asyncio.sleep(0)
+        tasks.append(asyncio.create_task(engine.generate(request([1], "b"))))
+        await asyncio.sleep(0)
+        await engine.close()
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(outcome, EngineError) and "closed" in str(outcome)
+
+    with_engine(body)
+
+
 def test_the_number_of_threads_is_given_back_to_the_trainer() -> None:
     async def body(engine: HFEngine) -> None:
         plain, seen = engine._runner.decode, []  # pyright: ignore
