@@ -6,6 +6,7 @@ grading will say. It may use nothing but builtins.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any
 
@@ -31,6 +32,7 @@ def equal(got: Any, expected: Any) -> bool:
     return type(got) is type(expected) and bool(got == expected)
 
 
+@functools.cache
 def equal_source(name: str) -> str:
     """Return the source of :func:`equal` under another name, without annotations or docstring."""
     body = inspect.getsource(equal).partition('"""')[2].partition('"""')[2]
