@@ -12,6 +12,7 @@ from agentrl.errors import (
     InfrastructureError,
     RewardError,
     SandboxError,
+    SandboxUnavailable,
 )
 from agentrl.types import GenerateRequest, Generation, StopReason
 
@@ -27,7 +28,12 @@ _STOP_REASONS: tuple[tuple[type[AgentRLError], StopReason], ...] = (
 
 
 def classify(error: AgentRLError) -> StopReason | None:
-    """Return the stop reason of a failed episode; None for an error that must not become data."""
+    """Return the stop reason of a failed episode; None for an error that must not become data.
+
+    A machine on which no sandbox can work is such an error: every episode would fail alike.
+    """
+    if isinstance(error, SandboxUnavailable):
+        return None
     return next((reason for kind, reason in _STOP_REASONS if isinstance(error, kind)), None)
 
 

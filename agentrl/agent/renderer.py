@@ -27,6 +27,7 @@ from agentrl.types import Message
 _BASE: Message = {"role": "user", "content": sentinel(900)}
 _ANSWER = sentinel(901)
 _MAX_LAYOUTS = 1024
+_MAX_ANSWERS = 4096
 
 _PROBE_TOOL: ToolSchema = {
     "type": "function",
@@ -57,6 +58,8 @@ class Renderer:
         """What the template writes after the header of an answer only while one is awaited (an
         empty thought, with thinking switched off): it stays in the record and is no drift."""
         self.stop_token_ids = self._find_stop_tokens(tokenizer)
+        self._answers: dict[tuple[str, str], tuple[list[int], str]] = {}
+        self._base_prompts: dict[str, str] = {}
         self._layouts: dict[tuple[Any, ...], Layout] = {}
         self.check()
 
@@ -139,6 +142,19 @@ class Renderer:
         Raises:
             RenderError: the template refuses the message or drops its content.
         """
+        # Scripted episodes say the same few things over and over.
+        key = (tools_key(tools), json.dumps(message, sort_keys=True))
+        known = self._answers.get(key)
+        if known is None:
+            if len(self._answers) >= _MAX_ANSWERS:
+                self._answers.clear()
+            known = self._answers[key] = self._encode_answer(message, tools)
+        ids, text = known
+        return list(ids), text
+
+    def _encode_answer(
+        self, message: Message, tools: Sequence[ToolSchema]
+    ) -> tuple[list[int], str]:
         content = clean_text(message["content"])
         calls, spelled = self._without_controls(message.get("tool_calls") or [])
         probe: Message = {"role": "assistant", "content": _ANSWER if content else ""}
@@ -279,7 +295,10 @@ class Renderer:
 
     def _after_prompt(self, text: str, tools: Sequence[ToolSchema]) -> str:
         """Cut the first prompt off ``text``: what is left begins with the assistant's words."""
-        prompt = self.template.render([_BASE], tools, generation=True)
+        key = tools_key(tools)
+        if key not in self._base_prompts:
+            self._base_prompts[key] = self.template.render([_BASE], tools, generation=True)
+        prompt = self._base_prompts[key]
         if text.startswith(prompt):
             return text[len(prompt) :]
         header = prompt.removesuffix(self.header_tail)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from agentrl.errors import InfrastructureError, SandboxError, ToolError
+from agentrl.errors import InfrastructureError, SandboxError, SandboxUnavailable, ToolError
 from agentrl.tool.base import Tool, ToolContext
 from agentrl.tool.binding import Binding, Toolbox
 from agentrl.tool.deadline import DeadlinePassed, within
@@ -100,6 +100,8 @@ class ToolExecutor:
                     context = await self._make_context(call.name)
                     try:
                         tool = await self._open_one(binding, context)
+                    except SandboxUnavailable:  # so it would be for every episode: stop the run
+                        raise
                     except Exception as error:  # opening does not depend on the model
                         self.failure = error
                         text = f"opening the tool failed: {_named(error)}"

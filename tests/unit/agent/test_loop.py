@@ -15,7 +15,7 @@ from agentrl.agent.renderer import Renderer
 from agentrl.env.base import Episode, ScriptedTurn
 from agentrl.env.config import EnvConfig
 from agentrl.env.host import EnvHosts
-from agentrl.errors import ConfigError, EngineError, SandboxError
+from agentrl.errors import ConfigError, EngineError, SandboxError, SandboxUnavailable
 from agentrl.testing import (
     EchoEnv,
     FakeEngine,
@@ -96,6 +96,7 @@ def play(
     seed: int = 1,
     policy: Any = None,
     step_timeout_s: float = 5.0,
+    sandboxes: FakeSandboxes | None = None,
 ) -> Trajectory:
     """Play one episode in strict mode: the record is checked after every turn."""
 
@@ -105,7 +106,7 @@ def play(
             generate=used.generate,
             renderer=RENDERER,
             toolbox=Toolbox(tools),
-            sandboxes=FakeSandboxes(),
+            sandboxes=sandboxes or FakeSandboxes(),
             limits=limits or LoopLimits(),
             end_session=getattr(used, "end_session", None),
             strict=True,
@@ -678,3 +679,12 @@ def test_cancelling_closes_the_tools_the_environment_and_the_session(odd: str):
 def test_a_limit_that_would_end_everything_at_once_is_refused(name: str, value: Any):
     with pytest.raises(ConfigError, match=name):
         LoopLimits(**{name: value})
+
+
+def test_a_machine_without_sandboxes_stops_the_run_instead_of_failing_every_episode() -> None:
+    class Unavailable(FakeSandboxes):
+        async def acquire(self, limits: object = None):
+            raise SandboxUnavailable("install bubblewrap")
+
+    with pytest.raises(SandboxUnavailable, match="install bubblewrap"):
+        play([call_text("python", code="1")], tools=("python",), sandboxes=Unavailable())
