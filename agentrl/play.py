@@ -14,7 +14,7 @@ from agentrl.env.registry import make_env
 from agentrl.errors import ConfigError
 from agentrl.launch import open_playground
 from agentrl.rollout.tasks import Dispatch, check_tasks
-from agentrl.train.evaluate import choose_tasks
+from agentrl.train.evaluate import choose_tasks, refuse_censored
 from agentrl.train.open_model import is_run, run_config_path
 from agentrl.types import Trajectory
 
@@ -73,4 +73,5 @@ async def play_split(
         ):
             await done
         groups = [task.result() for task in pending]
+    refuse_censored(groups, what=f"playing {split!r}")
     return [trajectory for group in groups for trajectory in group.trajectories]

@@ -9,7 +9,8 @@ trained at most ``max_staleness`` versions after it was dispatched.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentrl.errors import TrainingError
@@ -77,14 +78,17 @@ class RolloutBuffer:
             self._failure = error
             self._changed.notify_all()
 
-    async def take(self, num_groups: int, *, timeout_s: float) -> list[TrajectoryGroup]:
+    async def take(
+        self, num_groups: int, *, timeout_s: float, max_rejected: int
+    ) -> list[TrajectoryGroup]:
         """Return the oldest groups, untrainable ones included beside ``num_groups`` trainable.
 
         An untrainable group gives its place back, so that the producer dispatches another one.
         It is returned too (failed rollouts are data).
 
         Raises:
-            TrainingError: the deadline passed; says how many groups were there.
+            TrainingError: the deadline passed, or more than ``max_rejected`` groups were
+                untrainable: it would go on like that for ever. Says what was there.
         """
         taken: list[TrajectoryGroup] = []
         num_trainable = 0
@@ -95,6 +99,12 @@ class RolloutBuffer:
                     assert slot.group is not None
                     taken.append(slot.group)
                     num_trainable += slot.trainable
+                    if len(taken) - num_trainable > max_rejected:
+                        raise TrainingError(
+                            f"{len(taken) - num_trainable} groups in one step could not be trained "
+                            f"on; {failure_causes(taken)}. Look at the errors with `agentrl envs "
+                            "check`, or choose another failure.policy"
+                        )
         except TimeoutError as error:
             raise TrainingError(
                 f"only {num_trainable} of {num_groups} groups were ready after {timeout_s} s "
@@ -122,3 +132,13 @@ class RolloutBuffer:
         async with self._changed:
             self._version = version
             self._changed.notify_all()
+
+
+def failure_causes(groups: Sequence[TrajectoryGroup]) -> str:
+    """Say why trajectories failed: counts by stop reason, and one error in full."""
+    failed = [t for group in groups for t in group.trajectories if t.failed]
+    counts = Counter(str(trajectory.stop_reason) for trajectory in failed)
+    if not failed:
+        return "no trajectory failed"
+    causes = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+    return f"{len(failed)} trajectories failed: {causes}; the first with {failed[0].error}"

@@ -11,6 +11,7 @@ import torch
 
 from agentrl.algo.credit import ESTIMATORS, broadcast, has_signal
 from agentrl.batch import Batch
+from agentrl.rollout.buffer import failure_causes
 from agentrl.train.config import AlgoConfig
 from agentrl.types import Segment, Trajectory, TrajectoryGroup
 
@@ -134,11 +135,7 @@ def _on_sampled(segment: Segment, value: float) -> np.ndarray:
 
 
 def _why_empty(groups: Sequence[TrajectoryGroup], num_flat: int) -> str:
-    failures = Counter(
-        str(trajectory.stop_reason)
-        for group in groups
-        for trajectory in group.trajectories
-        if trajectory.failed
+    return (
+        f"{num_flat} of {len(groups)} groups without a difference in reward; "
+        f"{failure_causes(groups)}"
     )
-    causes = ", ".join(f"{count} {name}" for name, count in failures.most_common()) or "none"
-    return f"{num_flat} of {len(groups)} groups without a difference in reward; failures: {causes}"

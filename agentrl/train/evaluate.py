@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
+from agentrl.errors import TrainingError
+from agentrl.rollout.buffer import failure_causes
 from agentrl.rollout.tasks import Dispatch
 from agentrl.telemetry.evaluation import evaluation_metrics
 from agentrl.types import Task, Trajectory, TrajectoryGroup
@@ -53,11 +55,16 @@ class Evaluator:
     async def run(
         self, splits: Sequence[str], *, step: int
     ) -> tuple[dict[str, Any], list[Trajectory]]:
-        """Measure ``splits``; returns metrics and the trajectories behind them."""
+        """Measure ``splits``; returns metrics and the trajectories behind them.
+
+        Raises:
+            TrainingError: most episodes failed, so what is left says nothing.
+        """
         metrics: dict[str, Any] = {}
         trajectories: list[Trajectory] = []
         for split in splits:
             groups = await self._sample(split)
+            refuse_censored(groups, what=f"the evaluation on {split!r} after step {step}")
             members = [trajectory for group in groups for trajectory in group.trajectories]
             metrics |= evaluation_metrics(groups, prefix=f"{split}/{self._env_id}")
             trajectories += members
@@ -70,6 +77,21 @@ class Evaluator:
                 for index, task in enumerate(self._tasks[split])
             ]
         return [task.result() for task in tasks]
+
+
+def refuse_censored(groups: Sequence[TrajectoryGroup], *, what: str) -> None:
+    """Refuse to call a few survivors a result.
+
+    Raises:
+        TrainingError: more than half of the trajectories failed; says with what.
+    """
+    members = [trajectory for group in groups for trajectory in group.trajectories]
+    num_failed = sum(trajectory.failed for trajectory in members)
+    if num_failed > len(members) / 2:
+        raise TrainingError(
+            f"{what} means nothing: {num_failed} of {len(members)} episodes failed; "
+            f"{failure_causes(groups)}"
+        )
 
 
 def choose_tasks(tasks: Sequence[Task], limit: int) -> Sequence[Task]:

@@ -157,7 +157,9 @@ class Trainer:
         """Take the step's groups, oldest first; untrainable ones come along as data."""
         with self.meter.span("collect"):
             groups = await self.buffer.take(
-                self.config.prompts_per_step, timeout_s=self.collect_timeout_s
+                self.config.prompts_per_step,
+                timeout_s=self.collect_timeout_s,
+                max_rejected=self.failure.max_empty_steps * self.config.prompts_per_step,
             )
         self.progress.cursor += len(groups)
         return groups

@@ -50,7 +50,7 @@ def test_groups_leave_in_order_of_dispatch_whatever_the_order_of_arrival() -> No
         slots = [await buffer.reserve() for _ in range(3)]
         for index in (2, 0, 1):
             await buffer.fill(slots[index], group(index), trainable=True)
-        return [taken.id for taken in await buffer.take(3, timeout_s=5)]
+        return [taken.id for taken in await buffer.take(3, timeout_s=5, max_rejected=99)]
 
     assert run(scenario()) == ["0", "1", "2"]
 
@@ -62,7 +62,7 @@ def test_synchronous_budget_is_one_step_until_the_next_version() -> None:
         assert await never(buffer.reserve())
         for index, slot in enumerate(slots):
             await buffer.fill(slot, group(index), trainable=True)
-        await buffer.take(2, timeout_s=5)
+        await buffer.take(2, timeout_s=5, max_rejected=99)
         assert await never(buffer.reserve()), "taking alone must not free the budget"
         await buffer.advance(version=1)
         await buffer.reserve()
@@ -76,7 +76,7 @@ def test_an_untrainable_group_gives_its_place_back_and_is_returned_as_data() -> 
     async def scenario() -> None:
         buffer = RolloutBuffer(prompts_per_step=1, max_staleness=0)
         first = await buffer.reserve()
-        taking = asyncio.create_task(buffer.take(1, timeout_s=5))
+        taking = asyncio.create_task(buffer.take(1, timeout_s=5, max_rejected=99))
         await buffer.fill(first, group(0), trainable=False)
         second = await buffer.reserve()  # deadlocks if the place is not given back
         await buffer.fill(second, group(1), trainable=True)
@@ -89,7 +89,7 @@ def test_an_untrainable_group_gives_its_place_back_and_is_returned_as_data() -> 
 def test_a_reservation_wakes_a_taker_that_came_first() -> None:
     async def scenario() -> None:
         buffer = RolloutBuffer(prompts_per_step=1, max_staleness=0)
-        taking = asyncio.create_task(buffer.take(1, timeout_s=5))
+        taking = asyncio.create_task(buffer.take(1, timeout_s=5, max_rejected=99))
         await asyncio.sleep(0)
         slot = await buffer.reserve()
         await buffer.fill(slot, group(0), trainable=True)
@@ -104,7 +104,7 @@ def test_a_late_step_says_what_was_missing_and_how_to_fix_it() -> None:
         slot = await buffer.reserve()
         await buffer.reserve()
         await buffer.fill(slot, group(0), trainable=True)
-        await buffer.take(2, timeout_s=0.05)
+        await buffer.take(2, timeout_s=0.05, max_rejected=99)
 
     with pytest.raises(TrainingError, match=r"only 1 of 2 .*1 dispatched.*collect_timeout_s"):
         run(scenario())
@@ -113,7 +113,7 @@ def test_a_late_step_says_what_was_missing_and_how_to_fix_it() -> None:
 def test_the_producers_failure_reaches_the_taker() -> None:
     async def scenario() -> None:
         buffer = RolloutBuffer(prompts_per_step=1, max_staleness=0)
-        taking = asyncio.create_task(buffer.take(1, timeout_s=5))
+        taking = asyncio.create_task(buffer.take(1, timeout_s=5, max_rejected=99))
         await asyncio.sleep(0)
         await buffer.fail(ValueError("the environment does not exist"))
         await taking
@@ -159,7 +159,7 @@ def test_staleness_never_passes_its_bound(
         producer = asyncio.create_task(produce())
         seen: list[int] = []
         for _ in range(6):
-            groups = await buffer.take(prompts_per_step, timeout_s=10)
+            groups = await buffer.take(prompts_per_step, timeout_s=10, max_rejected=99)
             seen += [int(taken.id) for taken in groups]
             assert all(version - taken.policy_version <= max_staleness for taken in groups)
             version += 1
@@ -169,3 +169,21 @@ def test_staleness_never_passes_its_bound(
         assert seen == list(range(len(seen))), "every dispatch is taken once, in order"
 
     run(scenario())
+
+
+def test_a_step_in_which_nothing_can_be_trained_ends_with_the_cause() -> None:
+    async def scenario() -> None:
+        buffer = RolloutBuffer(prompts_per_step=1, max_staleness=0)
+
+        async def produce() -> None:
+            for index in range(100):
+                await buffer.fill(await buffer.reserve(), group(index), trainable=False)
+
+        producing = asyncio.create_task(produce())
+        try:
+            await buffer.take(1, timeout_s=5, max_rejected=3)
+        finally:
+            producing.cancel()
+
+    with pytest.raises(TrainingError, match=r"4 groups in one step could not be trained"):
+        run(scenario())

@@ -1,0 +1,128 @@
+"""What a user types, and what comes back."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl.cli.main import main
+
+
+class Shell:
+    """Runs the command line in this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch = monkeypatch
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        """Return exit code, standard output and standard error."""
+        self._monkeypatch.setattr(sys, "argv", ["agentrl", *arguments])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        captured = self._capsys.readouterr()
+        return code, captured.out, captured.err
+
+
+@pytest.fixture
+def agentrl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(monkeypatch, capsys)
+
+
+def test_help_lists_every_verb(agentrl: Shell) -> None:
+    _, out, _ = agentrl("--help")
+    for verb in ("train", "eval", "sft", "rollout", "export", "report", "envs", "tools", "sandbox"):
+        assert f"  {verb}" in out
+
+
+@pytest.mark.parametrize(
+    "verb", ["train", "eval", "sft", "rollout", "export", "report", "envs", "tools", "sandbox"]
+)
+def test_every_verb_explains_itself(agentrl: Shell, verb: str) -> None:
+    code, out, _ = agentrl(verb, "--help")
+    assert code == 0
+    assert "Usage: " in out and len(out) > 150
+
+
+def test_an_unknown_verb_suggests_the_nearest(agentrl: Shell) -> None:
+    code, _, err = agentrl("trian")
+    assert code == 2
+    assert "Did you mean 'train'?" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train"], "--env NAME"),
+        (["train", "--env", "code_sandbx"], "code_sandbox"),
+        (["train", "--env", "code_sandbox", "env.kwargs.levl=2"], "did you mean 'level'"),
+        (["train", "--env", "code_sandbox", "trainer.sed=1"], "trainer.seed"),
+        (["train", "--env", "./nowhere.py:Env"], "nowhere.py"),
+        (["train", "--resume", "nowhere"], "no run directory"),
+        (["eval", "--env", "guess_number", "--model", "./nowhere"], "nowhere"),
+        (["eval", "--env", "guess_number", "-n", "0"], "at least 1 sample"),
+        (["sft", "--model", "tiny", "--out", "x"], "either --env"),
+        (["sft", "--env", "guess_number", "--model", "tiny", "--out", "x", "stps=1"], "steps"),
+        (["tools", "call", "calculator", "not json"], "no JSON"),
+        (["tools", "check", "calculater"], "calculator"),
+        (["envs", "check", "code_sandbx"], "code_sandbox"),
+        (["sandbox", "check", "--backend", "locl"], "local"),
+    ],
+)
+def test_a_mistake_is_one_message_and_exit_code_2(
+    agentrl: Shell,
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = agentrl(*arguments)
+    assert code == 2, err
+    assert message in err
+    assert "Traceback" not in err
+    assert not list(tmp_path.iterdir()), "a refused command leaves nothing behind"
+
+
+def test_lists_are_json_where_scripts_read(agentrl: Shell) -> None:
+    envs = json.loads(agentrl("envs", "list", "--json")[1])
+    assert {"id", "summary"} == set(envs[0])
+    tools = json.loads(agentrl("tools", "list", "--json")[1])
+    assert {tool["name"] for tool in tools} >= {"python", "calculator"}
+    report = json.loads(agentrl("sandbox", "check", "--json")[1])
+    assert report["backend"] == "local" and "seccomp filter" in report["isolation"]
+
+
+def test_a_tool_answers_as_it_would_answer_the_model(agentrl: Shell) -> None:
+    assert agentrl("tools", "call", "calculator", '{"expression": "6 * 7"}')[:2] == (0, "42\n")
+    code, out, _ = agentrl("tools", "call", "calculator", '{"expresion": "6 * 7"}')
+    assert code == 1 and "expression" in out
+
+
+def test_code_runs_in_a_sandbox_and_its_failure_is_an_exit_code(
+    agentrl: Shell, tmp_path: Path
+) -> None:
+    good, bad = tmp_path / "good.py", tmp_path / "bad.py"
+    good.write_text("print('hello')\n40 + 2")
+    bad.write_text("1 / 0")
+    code, out, _ = agentrl("sandbox", "run", str(good))
+    assert (code, out.split()) == (0, ["hello", "42"])
+    code, _, err = agentrl("sandbox", "run", str(bad))
+    assert code == 1 and "ZeroDivisionError" in err
+
+
+def test_the_module_runs_as_a_program() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "agentrl.cli.main", "--version"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0 and done.stdout.startswith("agentrl, version ")

@@ -1,0 +1,213 @@
+"""The loop with fakes for every part: what it does, in which order, and when it gives up."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl.batch import Batch
+from agentrl.errors import TrainingError
+from agentrl.rollout.buffer import RolloutBuffer
+from agentrl.rollout.config import FailureConfig
+from agentrl.rollout.producer import Producer
+from agentrl.rollout.tasks import Dispatch, TaskStream
+from agentrl.telemetry.meter import Meter
+from agentrl.telemetry.run_dir import RunDir
+from agentrl.train.assemble import TrainBatch
+from agentrl.train.config import TrainerConfig
+from agentrl.train.evaluate import Evaluator
+from agentrl.train.trainer import Progress, Trainer
+from agentrl.types import Task, TrajectoryGroup
+
+TASKS = [Task(id=str(index), data={}) for index in range(8)]
+
+
+class Parts:
+    """Records what happens."""
+
+    def __init__(self, tmp_path: Path, *, untrainable: set[int] | None = None) -> None:
+        self.events: list[str] = []
+        self.lines: list[tuple[int, dict[str, Any]]] = []
+        self.saved: list[tuple[int, dict[str, Any]]] = []
+        self.sampled: list[tuple[int, int]] = []
+        self.version = -1
+        self.untrainable = untrainable or set()
+        self.batch: TrainBatch = TrainBatch(
+            batch=Batch.from_rows({"ids": [torch.zeros(3, dtype=torch.int64)]})
+        )
+        self.metrics: list[dict[str, Any]] = []
+        self.tmp_path = tmp_path
+
+    async def run_group(self, dispatch: Dispatch) -> TrajectoryGroup:
+        self.sampled.append((dispatch.index, self.version))
+        await asyncio.sleep(0)
+        return TrajectoryGroup(
+            id=str(dispatch.index),
+            task=dispatch.task,
+            env_id="e",
+            trajectories=[],
+            policy_version=self.version,
+        )
+
+    # The protocols of Weights, Placement, Checkpoints, Tracker and TrainEngine, as far as used.
+
+    async def publish(self, *, version: int) -> dict[str, Any]:
+        self.version = version
+        self.events.append(f"publish {version}")
+        return {}
+
+    @asynccontextmanager
+    async def training(self):
+        self.events.append("training")
+        yield
+
+    def save(self, step: int, engine: dict[str, Any], progress: dict[str, Any]) -> None:
+        self.events.append(f"save {step}")
+        self.saved.append((step, progress))
+
+    def log(self, metrics: dict[str, Any], step: int) -> None:
+        self.events.append(f"log {step}")
+        self.lines.append((step, metrics))
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def trainer(self, config: TrainerConfig, progress: Progress, failure: FailureConfig) -> Trainer:
+        buffer = RolloutBuffer(
+            prompts_per_step=config.prompts_per_step, max_staleness=0, version=progress.step
+        )
+
+        async def evaluate(split: str, dispatch: Dispatch) -> TrajectoryGroup:
+            self.events.append(f"evaluate {split} {self.version}")
+            return await self.run_group(dispatch)
+
+        def update(batch: TrainBatch, engine: Any, step: int) -> dict[str, Any]:
+            self.events.append(f"update {step}")
+            return self.metrics[step] if step < len(self.metrics) else {"actor/updates": 1}
+
+        return Trainer(
+            config=config,
+            failure=failure,
+            collect_timeout_s=20,
+            progress=progress,
+            actor=self,  # type: ignore[arg-type]
+            weights=self,
+            placement=self,
+            producer=Producer(
+                TaskStream(TASKS, seed=0, source="t"),
+                buffer,
+                self.run_group,
+                lambda group: int(group.id) not in self.untrainable,
+            ),
+            buffer=buffer,
+            assemble=lambda groups: self.batch,
+            update=update,
+            evaluator=Evaluator(
+                evaluate,
+                {"val": TASKS[:1], "test": TASKS[:1]},
+                env_id="e",
+                every=config.eval_every,
+                total_steps=config.total_steps,
+            ),
+            checkpoints=self,
+            run_dir=RunDir.create(self.tmp_path / "run"),
+            tracker=self,  # type: ignore[arg-type]
+            meter=Meter(),
+        )
+
+
+def fit(
+    parts: Parts,
+    *,
+    progress: Progress | None = None,
+    failure: FailureConfig | None = None,
+    **settings: Any,
+) -> Progress:
+    config = replace(TrainerConfig(prompts_per_step=2, eval_every=2, save_every=2), **settings)
+    progress = progress or Progress()
+
+    async def main() -> None:
+        async with asyncio.timeout(30):
+            await parts.trainer(config, progress, failure or FailureConfig()).fit()
+
+    asyncio.run(main())
+    return progress
+
+
+def test_the_order_of_a_run(tmp_path: Path) -> None:
+    parts = Parts(tmp_path)
+    fit(parts, total_steps=3)
+    assert parts.events == [
+        "publish 0",
+        "evaluate val 0",
+        "evaluate test 0",
+        "log 0",
+        *("training", "update 0", "publish 1", "log 1"),
+        *("training", "update 1", "publish 2", "evaluate val 2", "log 2", "save 2"),
+        *("training", "update 2", "publish 3", "evaluate test 3", "log 3", "save 3"),
+    ]
+
+
+def test_synchronous_episodes_are_sampled_by_the_version_they_train(tmp_path: Path) -> None:
+    parts = Parts(tmp_path)
+    progress = fit(parts, total_steps=3, eval_every=0)
+    by_index: dict[int, list[int]] = {}
+    for index, version in parts.sampled:
+        by_index.setdefault(version, []).append(index)
+    assert by_index[1] == [2, 3] and by_index[2] == [4, 5]
+    assert progress.cursor == 6
+
+
+def test_a_resumed_run_goes_on_where_it_stood(tmp_path: Path) -> None:
+    parts = Parts(tmp_path)
+    fit(parts, progress=Progress(step=2, cursor=4), total_steps=3, eval_every=0)
+    assert parts.events[0] == "publish 2"
+    assert "log 0" not in parts.events, "the evaluation before training is not repeated"
+    assert [index for index, version in parts.sampled if version == 2] == [4, 5]
+    assert parts.saved == [(3, {"step": 3, "cursor": 6, "empty_steps": 0, "skipped_updates": 0})]
+
+
+def test_untrainable_groups_are_refilled_within_the_step_and_move_the_cursor(
+    tmp_path: Path,
+) -> None:
+    parts = Parts(tmp_path, untrainable={0, 3})
+    progress = fit(parts, total_steps=2, eval_every=0)
+    assert progress.cursor == 6
+    assert parts.lines[1][1]["group/refilled"] == 1
+
+
+def test_steps_without_a_signal_are_counted_and_end_the_run(tmp_path: Path) -> None:
+    parts = Parts(tmp_path)
+    parts.batch = TrainBatch(batch=None, why_empty="2 of 2 groups without a difference")
+    with pytest.raises(TrainingError, match=r"3 steps in a row .*2 of 2 groups.*rollout.n"):
+        fit(parts, total_steps=9, failure=FailureConfig(max_empty_steps=3))
+    assert [event for event in parts.events if event.startswith("publish")][-1] == "publish 2"
+
+
+def test_gradients_that_are_not_finite_in_a_row_end_the_run(tmp_path: Path) -> None:
+    parts = Parts(tmp_path)
+    bad = {"actor/updates": 2, "actor/skipped_updates": 2}
+    half = {"actor/updates": 2, "actor/skipped_updates": 1}
+    parts.metrics = [bad, half, bad, bad]
+    with pytest.raises(TrainingError, match=r"4 updates in a row .*last step: 4\).*actor.lr"):
+        fit(parts, total_steps=9, failure=FailureConfig(max_skipped_updates=4))
+
+
+def test_a_producer_that_dies_ends_the_run_with_its_error(tmp_path: Path) -> None:
+    parts = Parts(tmp_path)
+
+    async def broken(dispatch: Dispatch) -> TrajectoryGroup:
+        raise ValueError("a broken invariant")
+
+    parts.run_group = broken  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="a broken invariant"):
+        fit(parts, total_steps=2, eval_every=0, progress=Progress(step=1, cursor=2))
