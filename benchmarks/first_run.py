@@ -106,7 +106,7 @@ def result_of(run: Path) -> dict[str, Any]:
         if t.group_id.startswith("eval-test") and t.score is not None and t.score.success
     ]
     passed = [t for t in final if last_answer(t) == "2/2 pass"]
-    cost = json.loads((run / "cost.json").read_text()) if (run / "cost.json").is_file() else {}
+    cost = json.loads((run / "cost.json").read_text())  # written when a run is complete
     return {
         "start": first[prefix],
         "end": last[prefix],
@@ -152,9 +152,7 @@ def run_all(arms: Sequence[str], seeds: Sequence[int], out: Path, jobs: int) -> 
 
 def table(out: Path, as_json: bool) -> None:
     """Print what is there."""
-    results = {
-        path.parent.name: result_of(path.parent) for path in sorted(out.glob("*/metrics.jsonl"))
-    }
+    results = {path.parent.name: result_of(path.parent) for path in sorted(out.glob("*/cost.json"))}
     if as_json:
         print(json.dumps(results, indent=1))
         return

@@ -20,7 +20,7 @@ def cache_root() -> Path:
     return Path(chosen) if chosen else Path.home() / ".cache" / "agentrl"
 
 
-def make_once(target: Path, make: Callable[[Path], None]) -> bool:
+def make_once(target: Path, make: Callable[[Path], object]) -> bool:
     """Fill a directory, complete or not at all, unless it is there.
 
     Args:

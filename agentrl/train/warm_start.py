@@ -10,9 +10,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-import os
-import shutil
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -28,6 +25,7 @@ from agentrl.dist.engines.fsdp import FSDPEngine
 from agentrl.env.config import EnvConfig
 from agentrl.env.registry import env_class
 from agentrl.errors import ModelError
+from agentrl.model.cache import cache_root, make_once
 from agentrl.model.tiny import MAX_CONTEXT_TOKENS, build_tiny, train_tokenizer
 from agentrl.sandbox.base import SandboxProvider
 from agentrl.tool.binding import Toolbox
@@ -37,7 +35,6 @@ from agentrl.train.sft import SFTResult, SFTStep, run_sft
 from agentrl.train.sft_config import SFTConfig
 from agentrl.train.sft_data import ChatExample, encode_examples
 
-CACHE_VARIABLE = "AGENTRL_CACHE"
 FACTS_NAME = "warm_start.json"
 MAX_DEMONSTRATIONS = 16_384
 """Distinct demonstrations of one warm start; a longer one passes over them again."""
@@ -94,39 +91,24 @@ async def warm_start(
         ModelError: the cache cannot be written, or is damaged.
     """
     key = cache_key(config, env_config, toolbox)
-    directory = (cache or default_cache()) / "warm_start"
-    target = directory / f"{_readable(env_config.id)}-{key}"
+    target = (cache or cache_root()) / "warm_start" / f"{_readable(env_config.id)}-{key}"
     if target.is_dir():
         return WarmStart(path=target, cached=True, facts=_read_facts(target))
     report = report or _silent
     demonstrations = await collect_splits(
         sft_config(config), env_config, env, toolbox=toolbox, sandboxes=sandboxes, report=report
     )
-    writing = directory / f".writing-{target.name}-{uuid.uuid4().hex[:8]}"
-    try:
-        writing.mkdir(parents=True)
-        facts = train_tiny(
+    make_once(
+        target,
+        lambda directory: train_tiny(
             sft_config(config),
             demonstrations,
-            writing,
+            directory,
             vocab_size=config.vocab_size,
             report=report,
-        )
-        _put_in_place(writing, target)
-    except OSError as error:
-        raise ModelError(
-            f"cannot write the warmed-up model to {str(directory)!r}: {error}; set "
-            f"{CACHE_VARIABLE} to a directory with space that can be written"
-        ) from error
-    finally:
-        shutil.rmtree(writing, ignore_errors=True)
-    return WarmStart(path=target, cached=False, facts=facts)
-
-
-def default_cache() -> Path:
-    """Return where agentrl keeps what can be made again."""
-    chosen = os.environ.get(CACHE_VARIABLE)
-    return Path(chosen) if chosen else Path.home() / ".cache" / "agentrl"
+        ),
+    )
+    return WarmStart(path=target, cached=False, facts=_read_facts(target))
 
 
 def cache_key(config: WarmStartConfig, env_config: EnvConfig, toolbox: Toolbox) -> str:
@@ -264,15 +246,6 @@ def _facts(result: SFTResult, *, num_params: int) -> dict[str, Any]:
         "num_tokens": result.num_tokens,
         "sft_s": result.seconds,
     }
-
-
-def _put_in_place(writing: Path, target: Path) -> None:
-    try:
-        writing.rename(target)
-    except OSError:
-        if not target.is_dir():
-            raise
-        # Another process was faster; what it made is the same.
 
 
 def _read_facts(target: Path) -> dict[str, Any]:

@@ -14,10 +14,11 @@ from agentrl.agent.renderer import Renderer
 from agentrl.env.config import EnvConfig
 from agentrl.env.registry import make_env
 from agentrl.errors import EnvError, ModelError
+from agentrl.model.cache import cache_root
 from agentrl.testing import FakeSandboxes
 from agentrl.tool.binding import Toolbox
 from agentrl.train.config import WarmStartConfig
-from agentrl.train.warm_start import WarmStart, cache_key, default_cache, warm_start
+from agentrl.train.warm_start import WarmStart, cache_key, warm_start
 from agentrl.types import Message
 
 RECIPE = WarmStartConfig(steps=12, episodes_per_step=8, lr=1e-2, vocab_size=300)
@@ -147,9 +148,9 @@ def test_a_cache_that_cannot_be_written_names_the_variable(
     blocker = tmp_path / "file"
     blocker.write_text("")
     monkeypatch.setenv("AGENTRL_CACHE", str(blocker / "cache"))
-    assert default_cache() == blocker / "cache"
+    assert cache_root() == blocker / "cache"
     with pytest.raises(ModelError, match="AGENTRL_CACHE"):
-        _run(env_config, default_cache())
+        _run(env_config, cache_root())
 
 
 def test_a_damaged_cache_entry_is_named(env_config: EnvConfig, tmp_path: Path) -> None:
