@@ -167,6 +167,32 @@ def table(out: Path, as_json: bool) -> None:
         )
 
 
+def plot(out: Path, picture: Path) -> None:
+    """Draw success during training, one line per run, and the held-out results at its ends."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    colors = {"learn": "#2563a8", "mute": "#b0572f", "shuffled": "#7a7a7a", "lr0": "#3d8b5f"}
+    figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
+    for path in sorted(out.glob("*/cost.json")):
+        arm = path.parent.name.split("-")[0]
+        if arm not in colors:
+            continue
+        result = result_of(path.parent)
+        steps, values = zip(*result["train"], strict=True)
+        axes.plot(steps, values, color=colors[arm], alpha=0.45, linewidth=1)
+        ends = ([0, result["steps"]], [result["start"], result["end"]])
+        label = arm if path.parent.name.endswith("-0") else None
+        axes.plot(*ends, "o", color=colors[arm], markersize=5, label=label)
+    axes.set(xticks=range(0, 21, 5), xlabel="training step", ylabel="success", ylim=(0, 1), title="code_sandbox, level 1")
+    axes.grid(alpha=0.25)
+    axes.legend(title="lines: episodes trained on\npoints: 1,024 held-out tasks", loc="center right")
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(picture, dpi=130)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
@@ -176,10 +202,14 @@ def main() -> None:
     parser.add_argument("--one", help="ARM:SEED, in this process")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--plot", type=Path, help="Write a picture of what is there.")
     given = parser.parse_args()
     if given.one:
         arm, seed = given.one.split(":")
         run_one(arm, int(seed), given.out)
+        return
+    if given.plot:
+        plot(given.out, given.plot)
         return
     if not given.table:
         seeds = [int(seed) for seed in given.seeds.split(",")]
