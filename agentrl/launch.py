@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ import yaml
 from agentrl.agent.renderer import Renderer
 from agentrl.config.load import from_yaml, load, to_dict
 from agentrl.config.schema import Config
+from agentrl.dist.config import Schedule
 from agentrl.dist.engines.fsdp import FSDPEngine
 from agentrl.dist.weight_sync.inproc import InprocWeightSync
 from agentrl.env.base import Env
@@ -45,7 +46,7 @@ from agentrl.train.assemble import assemble
 from agentrl.train.checkpoint import CheckpointStore
 from agentrl.train.config import ModelConfig
 from agentrl.train.evaluate import Evaluator, choose_tasks
-from agentrl.train.open_model import is_run, keep_model_files, open_model
+from agentrl.train.open_model import is_run, keep_model_files, open_model, run_config_path
 from agentrl.train.rng_state import restore_rng, seed_rng
 from agentrl.train.settings import refuse_changed_settings
 from agentrl.train.trainer import Progress, Trainer
@@ -57,7 +58,6 @@ logger = logging.getLogger(__name__)
 HELD_OUT = ("val", "test")
 # Settings that a resumed run may change: they decide where and how long, not what is trained.
 FREE_ON_RESUME = (
-    "trainer.total_steps",
     "trainer.save_every",
     "trainer.keep_last",
     "trainer.run_dir",
@@ -174,13 +174,28 @@ def _model_of(config: Config) -> ModelConfig:
     return replace(config.model, path=run)
 
 
-async def train(config: Config) -> Path:
-    """Run `agentrl train`; returns the run directory."""
+async def train(config: Config, *, announce: Callable[[str], None] = logger.info) -> Path:
+    """Run `agentrl train`; returns the run directory.
+
+    Args:
+        announce: told where the run is, before and after.
+
+    Raises:
+        ConfigError: the run that is resumed has finished.
+    """
     async with open_trainer(config) as trainer:
-        await trainer.fit()
         path = trainer.run_dir.path
+        if trainer.step >= config.trainer.total_steps:
+            raise ConfigError(
+                f"the run {str(path)!r} has finished: it stands at step {trainer.step} of "
+                f"{config.trainer.total_steps}; raise trainer.total_steps to go on"
+            )
+        announce(f"run directory: {path}")
+        await trainer.fit()
     if config.telemetry.report:
         write_report(path)
+        announce(f"report: {path / 'report.html'}")
+    announce(f"measure it: agentrl eval --model {path} -n 8")
     return path
 
 
@@ -190,9 +205,8 @@ async def open_trainer(config: Config) -> AsyncIterator[Trainer]:
     env = make_env(config.env.id, config.env.kwargs)
     tasks = load_tasks(config, env)
     async with AsyncExitStack() as stack:
-        run_dir = stack.enter_context(open_run_dir(config))
+        run_dir = stack.enter_context(claimed_run_dir(config))
         ground = await stack.enter_async_context(open_playground(config, env))
-        keep_model_files(ground.model, run_dir.path)
         actor = FSDPEngine(
             ground.model.model,
             ground.model.tokenizer,
@@ -211,6 +225,8 @@ async def open_trainer(config: Config) -> AsyncIterator[Trainer]:
         )
         seed_rng(config.trainer.seed)
         progress = restore(config, checkpoints, actor, run_dir)
+        run_dir.write_config(yaml.safe_dump(to_dict(config), sort_keys=False))
+        keep_model_files(ground.model, run_dir.path)
         buffer = RolloutBuffer(
             prompts_per_step=config.trainer.prompts_per_step,
             max_staleness=config.rollout.max_staleness,
@@ -274,16 +290,23 @@ def load_tasks(config: Config, env: Any) -> dict[str, Sequence[Task]]:
     return tasks
 
 
-def open_run_dir(config: Config) -> RunDir:
-    """Create the run directory, or open the one that is resumed."""
+@contextmanager
+def claimed_run_dir(config: Config) -> Iterator[RunDir]:
+    """Create the run directory, or open the one that is resumed; hold its lock meanwhile.
+
+    A start that is refused later on leaves no empty directory behind.
+    """
     if config.trainer.resume:
         run_dir = RunDir.resume(config.trainer.resume)
     elif config.trainer.run_dir:
         run_dir = RunDir.create(config.trainer.run_dir)
     else:
         run_dir = RunDir.create_named(config.env.id)
-    run_dir.write_config(yaml.safe_dump(to_dict(config), sort_keys=False))
-    return run_dir
+    try:
+        yield run_dir
+    finally:
+        run_dir.close()
+        run_dir.remove_if_empty()
 
 
 def resumed_config(run: str, overrides: Sequence[str]) -> Config:
@@ -292,7 +315,7 @@ def resumed_config(run: str, overrides: Sequence[str]) -> Config:
     Raises:
         ConfigError: it is no run directory.
     """
-    path = Path(run) / "config.yaml"
+    path = run_config_path(run)
     if not path.is_file():
         raise ConfigError(f"{run!r} is no run directory: it has no config.yaml")
     return load(overrides, base=from_yaml(path))
@@ -313,7 +336,10 @@ def restore(
         run_dir.rewind(-1)
         return Progress()
     if not config.trainer.force_resume:
-        refuse_changed_settings(checkpoint.config, to_dict(config), free=FREE_ON_RESUME)
+        # A longer run is the same run only where the learning rate does not depend on its length.
+        constant = config.actor.schedule is Schedule.constant
+        free = (*FREE_ON_RESUME, "trainer.total_steps") if constant else FREE_ON_RESUME
+        refuse_changed_settings(checkpoint.config, to_dict(config), free=free)
     actor.load_state_dict(checkpoint.engine)
     restore_rng(checkpoint.rng)
     run_dir.rewind(checkpoint.step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import track
@@ -27,7 +28,9 @@ def playing_config(env_id: str | None, model: str | None, overrides: Sequence[st
     """
     from agentrl.cli.options import quote, with_env
 
-    settings = with_env(tuple(overrides), env_id)
+    if model is not None and model.startswith((".", "/", "runs/")) and not Path(model).exists():
+        raise ConfigError(f"--model {model}: there is no such run, directory or file")
+    settings = ["trainer.resume=null", *with_env(tuple(overrides), env_id)]
     if model is not None:
         settings.insert(0, f"model.path={quote(model)}")
     base = from_yaml(run_config_path(model)) if model is not None and is_run(model) else None

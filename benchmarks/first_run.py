@@ -186,9 +186,11 @@ def plot(out: Path, picture: Path) -> None:
         ends = ([0, result["steps"]], [result["start"], result["end"]])
         label = arm if path.parent.name.endswith("-0") else None
         axes.plot(*ends, "o", color=colors[arm], markersize=5, label=label)
-    axes.set(xticks=range(0, 21, 5), xlabel="training step", ylabel="success", ylim=(0, 1), title="code_sandbox, level 1")
+    axes.set(xlabel="training step", ylabel="success", title="code_sandbox, level 1")
+    axes.set(xticks=range(0, 21, 5), ylim=(0, 1))
     axes.grid(alpha=0.25)
-    axes.legend(title="lines: episodes trained on\npoints: 1,024 held-out tasks", loc="center right")
+    legend = "lines: episodes trained on\npoints: 1,024 held-out tasks"
+    axes.legend(title=legend, loc="center right")
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, dpi=130)
 

@@ -30,4 +30,5 @@ def command(env_id: str | None, resume: str | None, overrides: tuple[str, ...]) 
     else:
         config = load(settings)
     prepare_process(config.trainer.num_threads)
-    asyncio.run(train(config))
+    quiet = config.telemetry.quiet
+    asyncio.run(train(config, announce=lambda text: None if quiet else click.echo(text, err=True)))

@@ -263,6 +263,12 @@ class RunDir:
             self._lock.release()
             self._lock = None
 
+    def remove_if_empty(self) -> None:
+        """Remove a directory in which nothing but the lock's file was ever written."""
+        if self.path.is_dir() and not _has_content(self.path):
+            (self.path / LOCK_FILE).unlink(missing_ok=True)
+            self.path.rmdir()
+
     def __enter__(self) -> RunDir:
         """Return itself."""
         return self

@@ -211,8 +211,18 @@ def test_a_run_can_be_measured_and_its_report_opened(
 
 
 def test_a_resume_with_other_settings_is_refused_by_name(cache: Path, whole_run: Path) -> None:
+    before = (whole_run / "config.yaml").read_text()
     out = agentrl(cache, "train", "--resume", str(whole_run), "actor.lr=0.1", expect=2)
     assert "actor.lr was" in out and "force_resume" in out
+    # The learning rate falls over the length of the run, so another length is another training.
+    out = agentrl(cache, "train", "--resume", str(whole_run), "trainer.total_steps=9", expect=2)
+    assert "trainer.total_steps was 4 and is now 9" in out
+    assert (whole_run / "config.yaml").read_text() == before, "a refused resume changes nothing"
+
+
+def test_a_finished_run_says_so(cache: Path, whole_run: Path) -> None:
+    out = agentrl(cache, "train", "--resume", str(whole_run), expect=2)
+    assert "has finished" in out and "trainer.total_steps" in out
 
 
 def test_learning_rate_zero_changes_nothing(cache: Path, tmp_path: Path) -> None:

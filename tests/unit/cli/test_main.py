@@ -67,6 +67,8 @@ def test_an_unknown_verb_suggests_the_nearest(agentrl: Shell) -> None:
         (["train", "--env", "./nowhere.py:Env"], "nowhere.py"),
         (["train", "--resume", "nowhere"], "no run directory"),
         (["eval", "--env", "guess_number", "--model", "./nowhere"], "nowhere"),
+        (["eval", "--model", "runs/nope"], "there is no such run"),
+        (["train", "--env", "guess_number", "model.path=./nope"], "nope"),
         (["eval", "--env", "guess_number", "-n", "0"], "at least 1 sample"),
         (["sft", "--model", "tiny", "--out", "x"], "either --env"),
         (["sft", "--env", "guess_number", "--model", "tiny", "--out", "x", "stps=1"], "steps"),
