@@ -109,6 +109,14 @@ def stop_reasons(line: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
+def env_label(env_id: str) -> str:
+    """Short name of an environment: the class, where the id is an import path.
+
+    ``./glossary.py:Glossary`` becomes ``Glossary``; the id of a registered environment stays.
+    """
+    return env_id.rpartition(":")[2] or env_id
+
+
 def held_out_keys(lines: Lines, quantity: str) -> list[tuple[str, str]]:
     """Find ``<split>/<env>/<quantity>``: (label, key) with the test split first."""
     keys = sorted(
@@ -125,7 +133,7 @@ def held_out_keys(lines: Lines, quantity: str) -> list[tuple[str, str]]:
         split, rest = key.split("/", 1)
         env_id = rest.rsplit("/", 1)[0]
         name = "validation" if split == "val" else split
-        labelled.append((name if len(environments) == 1 else f"{name} {env_id}", key))
+        labelled.append((name if len(environments) == 1 else f"{name} {env_label(env_id)}", key))
     return labelled
 
 

@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from agentrl.telemetry.charts import env_label
 from agentrl.telemetry.tracker import TrackedRun, is_finite, plain_value
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -88,7 +89,7 @@ class RichTracker:
         parts += [f"{label} {text}" for label, text in _validation(metrics)]
         reasons = _stop_reasons(metrics)
         parts += [f"stop {reasons}"] if reasons else []
-        parts += [f"eta {self._eta()}"] if self._run.total_steps else []
+        parts += [f"eta {self._eta()}"] if self._steps_left() else []
         return "  ".join(parts)
 
     def _panel(self) -> RenderableType:
@@ -106,7 +107,7 @@ class RichTracker:
         if self._run.total_steps:
             total = self._run.total_steps
             rows.append(ProgressBar(total=total, completed=min(self._step, total), width=48))
-        subtitle = f"eta {self._eta()}" if self._run.total_steps else None
+        subtitle = f"eta {self._eta()}" if self._steps_left() else None
         title = Text(f"{self._run.name}  step {self._progress()}".strip())
         return Panel(
             Group(*rows), title=title, subtitle=subtitle, title_align="left", subtitle_align="right"
@@ -116,12 +117,16 @@ class RichTracker:
         total = self._run.total_steps
         return f"{self._step}/{total}" if total else str(self._step)
 
+    def _steps_left(self) -> int:
+        """Steps still to do; 0 also where nobody knows how many there will be."""
+        return max((self._run.total_steps or 0) - self._step, 0)
+
     def _eta(self) -> str:
         done = self._step - (self._first_step or 0)
-        if not self._run.total_steps or done <= 0:
+        if done <= 0:
             return "–"
         per_step_s = (self._clock() - self._started) / done
-        return duration(per_step_s * max(self._run.total_steps - self._step, 0))
+        return duration(per_step_s * self._steps_left())
 
 
 def sparkline(values: Sequence[float], width: int = _SPARKLINE_WIDTH) -> str:
@@ -172,7 +177,7 @@ def _validation(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
             text = f"{value:.3f}"
             if is_finite(low) and is_finite(high):
                 text += f" [{low:.3f}, {high:.3f}]"
-            found.append((f"{prefix} {rest.removesuffix('/success')}", text))
+            found.append((f"{prefix} {env_label(rest.removesuffix('/success'))}", text))
     return found
 
 

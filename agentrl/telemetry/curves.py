@@ -34,6 +34,7 @@ def render_curves(run_dir: str | Path | RunDir) -> Path:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
     except ImportError as error:
         raise MissingExtraError(
             "curves.png needs the extra 'report': pip install 'agentrl[report]'"
@@ -49,6 +50,7 @@ def render_curves(run_dir: str | Path | RunDir) -> Path:
     axes = figure.subplots(num_rows, _NUM_COLUMNS, squeeze=False).flat
     for chart, ax in zip(drawn, axes, strict=False):
         _draw(ax, chart)
+        ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
     for ax in list(axes)[len(drawn) :]:
         ax.set_visible(False)
     figure.suptitle(run.name, x=0.01, ha="left", fontsize=13, color=_INK, weight="bold")
@@ -76,7 +78,7 @@ def _draw(ax: Axes, chart: Chart) -> None:
     ax.spines[["top", "right"]].set_visible(False)
     ax.spines[["left", "bottom"]].set_color(_GRID)
     ax.tick_params(labelsize=8.5, colors=_INK, length=0)
-    if len(chart.series) > 1 or chart.series[0].sparse:
+    if len(chart.series) > 1 or chart.series[0].sparse or chart.stacked:
         legend: dict[str, Any] = {"fontsize": 8, "frameon": True, "framealpha": 0.85}
         ax.legend(edgecolor="none", labelcolor=_INK, loc="best", **legend)
 

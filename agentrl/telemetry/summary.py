@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl.telemetry.charts import OTHER, Lines, held_out_keys, step_timings, stop_reasons
+from agentrl.telemetry.metrics import UNKNOWN_TOOL
 from agentrl.telemetry.tracker import is_finite
 
+NO_SUCH_TOOL = "(no such tool)"
+"""Label of the calls that named no tool of the task; a tool cannot have this name."""
 _EDGE_STEPS = 5
 """Training is noisy: "first" and "last" are means over this many steps, or a quarter of the run."""
 
@@ -174,6 +177,8 @@ def tool_rows(lines: Lines) -> list[ToolRow]:
     for name, row in rows.items():
         if name in spent and row.counts.get("calls"):
             row.seconds = spent[name] / row.counts["calls"]
+        if name == UNKNOWN_TOOL:
+            row.name = NO_SUCH_TOOL
     return sorted(rows.values(), key=lambda row: -row.counts.get("calls", 0))
 
 

@@ -36,6 +36,7 @@ class Plot:
     x_ticks: list[tuple[float, str]]
     y_ticks: list[tuple[float, str]]
     legend: list[tuple[int, str]]
+    """(color, label); empty where the title already names the only line."""
     hover: str
     """JSON for the script: ``{"x": [px], "step": [...], "series": [[label, color, values]]}``."""
 
@@ -73,7 +74,9 @@ def plot(chart: Chart) -> Plot:
         dots=dots,
         x_ticks=[(x(v), number(v)) for v in _ticks(steps[0], steps[-1], 5, whole=True)],
         y_ticks=[(y(v), number(v)) for v in y_tick_values],
-        legend=[(color, item.label) for color, item in zip(colors, chart.series, strict=True)],
+        legend=[(color, item.label) for color, item in zip(colors, chart.series, strict=True)]
+        if chart.stacked or len(chart.series) > 1
+        else [],
         hover=_hover(chart.series, colors, steps, x),
     )
 

@@ -98,6 +98,23 @@ def test_time_left_after_a_resume_counts_only_the_new_steps() -> None:
     assert "eta 1m00s" in out.getvalue()
 
 
+@pytest.mark.parametrize("width", [20, 300])
+def test_the_last_line_promises_nothing_and_no_line_is_padded(width: int) -> None:
+    out = io.StringIO()
+    tracker = RichTracker(_run(), console=Console(file=out, force_terminal=False, width=width))
+    for step in (9, 10):
+        tracker.log(METRICS, step)
+    before, last = out.getvalue().splitlines()
+    assert "eta" in before and "eta" not in last
+    assert all(line == line.rstrip() for line in (before, last))
+
+
+def test_an_environment_given_by_import_path_is_named_by_its_class() -> None:
+    console, out = _console(terminal=False)
+    RichTracker(_run(), console=console).log({"val/./glossary.py:Glossary/success": 0.5}, 1)
+    assert "val Glossary 0.500" in out.getvalue()
+
+
 @pytest.mark.parametrize("terminal", [False, True])
 def test_hostile_text_is_no_markup_and_odd_values_are_left_out(terminal: bool) -> None:
     console, out = _console(terminal=terminal)

@@ -11,6 +11,7 @@ from agentrl.telemetry.run_dir import RunDir
 from agentrl.telemetry.tracker import MissingExtraError
 
 image = pytest.importorskip("matplotlib.image")
+Figure = pytest.importorskip("matplotlib.figure").Figure
 
 
 def test_draws_a_picture_with_content(own_run: RunDir) -> None:
@@ -40,3 +41,21 @@ def test_a_missing_extra_is_named(own_run: RunDir, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingExtraError, match=r"agentrl\[report\]"):
         render_curves(own_run)
+
+
+def test_steps_are_whole_numbers_and_stop_reasons_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(f'{{"step": {step}, "stop_reason/terminated": 1.0}}\n' for step in (1, 2))
+    )
+    drawn = []
+    save = Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, *a, **k: (drawn.append(self), save(self, *a, **k))[1]
+    )
+    render_curves(tmp_path)
+    ax = drawn[0].axes[0]
+    assert all(tick == int(tick) for tick in ax.get_xticks())
+    legend = ax.get_legend()
+    assert legend is not None and [text.get_text() for text in legend.texts] == ["terminated"]

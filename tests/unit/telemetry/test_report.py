@@ -105,6 +105,20 @@ def test_numbers_on_the_page_are_those_of_the_files(finished_run: RunDir) -> Non
     assert f"step 8 · reward {best:.3f}" in page.words
 
 
+def test_calls_of_made_up_tools_do_not_look_like_a_tool(own_run: RunDir) -> None:
+    with own_run.metrics_path.open("a") as file:
+        file.write('{"step": 4, "tool/unknown/calls": 3, "tool/unknown/errors": 3}\n')
+    page, _ = _render(own_run)
+    assert "(no such tool) 3 3" in page.words and "unknown" not in page.words
+
+
+def test_stop_reasons_have_a_legend_even_with_one_reason(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "stop_reason/terminated": 1.0}\n')
+    _, html = _render(RunDir(tmp_path))
+    (figure,) = re.findall(r"<figure.*?</figure>", html, re.DOTALL)
+    assert '<i class="key c0"></i>terminated' in figure
+
+
 def test_splits_are_evaluated_apart(own_run: RunDir) -> None:
     for step, solved in ((0, False), (3, True)):
         items = [
