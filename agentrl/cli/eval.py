@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from agentrl.cli.options import env_option, model_option, overrides_argument, prepare_process
+
+if TYPE_CHECKING:
+    from agentrl.telemetry.evaluation import StratumResult
 
 
 @click.command("eval")
@@ -49,24 +53,35 @@ def command(
         write_trajectories(out, trajectories)
     results = evaluate_strata(trajectories)
     if as_json:
-        rows = [
-            {
-                "stratum": result.stratum,
-                "tasks": result.num_tasks,
-                "samples": result.num_samples,
-                "failed": result.num_failed,
-                "success": [result.success.mean, result.success.low, result.success.high],
-                "pass_at_k": {str(k): v.mean for k, v in result.pass_at_k.items()},
-                "reward": result.reward.mean,
-                "turns": result.turns_mean,
-                "response_tokens": result.response_tokens_mean,
-            }
-            for result in results
-        ]
-        click.echo(json.dumps(rows, indent=2))
+        temperature = config.eval.temperature
+        report = {
+            "env": config.env.id,
+            "split": split,
+            "model": config.model.path,
+            "temperature": config.rollout.temperature if temperature is None else temperature,
+            "samples_per_task": num_samples,
+            "results": [_as_json(result) for result in results],
+        }
+        click.echo(json.dumps(report, indent=2))
         return
     failed = sum(trajectory.failed for trajectory in trajectories)
     click.echo(f"{config.env.id} {split}: {len(trajectories)} episodes, {failed} failed")
     for result in results:
         best = "  ".join(f"pass@{k} {v.mean:.3f}" for k, v in result.pass_at_k.items() if k > 1)
-        click.echo(f"  {result.stratum:18} {result.success}  {result.num_tasks:5} tasks  {best}")
+        line = f"  {result.stratum:18} {result.success}  {result.num_tasks:5} tasks  {best}"
+        click.echo(line.rstrip())
+
+
+def _as_json(result: StratumResult) -> dict[str, Any]:
+    success = result.success
+    return {
+        "stratum": result.stratum,
+        "tasks": result.num_tasks,
+        "samples": result.num_samples,
+        "failed": result.num_failed,
+        "success": {"mean": success.mean, "low": success.low, "high": success.high},
+        "pass_at_k": {str(k): v.mean for k, v in result.pass_at_k.items()},
+        "reward": result.reward.mean,
+        "turns": result.turns_mean,
+        "response_tokens": result.response_tokens_mean,
+    }

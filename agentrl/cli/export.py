@@ -18,11 +18,13 @@ def command(run: Path, out: Path, step: int | None) -> None:
     agentrl export runs/code_sandbox-20260101-1 my_model
     """
     from agentrl.errors import ConfigError
+    from agentrl.model.load import quiet_transformers
     from agentrl.train.open_model import open_run_model
 
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"{str(out)!r} is not empty; give another directory")
     loaded = open_run_model(run, step=step)
-    loaded.model.save_pretrained(out)
-    loaded.tokenizer.save_pretrained(out)
-    click.echo(f"{out}: {loaded.model.num_parameters():,} parameters of {loaded.source}")
+    with quiet_transformers():
+        loaded.model.save_pretrained(out)
+        loaded.tokenizer.save_pretrained(out)
+    click.echo(f"{out}: {loaded.source}, {loaded.model.num_parameters():,} parameters")

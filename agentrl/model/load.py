@@ -60,7 +60,7 @@ def load_model(
         ModelError: nothing there that can be loaded, or something that cannot be used as it is.
     """
     template = None if chat_template is None else _read_template(Path(chat_template))
-    with _quiet():
+    with quiet_transformers():
         source = _resolve(path)
         model = _load_weights(source, path, dtype)
         tokenizer = _load_tokenizer(source, path)
@@ -81,7 +81,7 @@ def load_with_weights(
     Raises:
         ModelError: the weights are those of another model.
     """
-    with _quiet():
+    with quiet_transformers():
         try:
             config = AutoConfig.from_pretrained(folder)
         except (OSError, ValueError) as error:
@@ -238,7 +238,7 @@ def _check(loaded: LoadedModel) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Keep advice, retries and progress bars of transformers off the terminal."""
     hub = logging.getLogger("huggingface_hub")
     hub_level = hub.level

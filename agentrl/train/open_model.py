@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,8 @@ def open_run_model(run: Path, *, device: str = "auto", step: int | None = None) 
     checkpoint = store.load_latest() if step is None else store.load(step)
     if checkpoint is None:
         raise CheckpointError(f"the run {str(run)!r} has no checkpoint yet: nothing to load")
-    return load_with_weights(run / MODEL_FOLDER, checkpoint.engine["model"], device=device)
+    loaded = load_with_weights(run / MODEL_FOLDER, checkpoint.engine["model"], device=device)
+    return replace(loaded, source=f"{run} step {checkpoint.step}")
 
 
 def keep_model_files(model: LoadedModel, run: Path) -> None:

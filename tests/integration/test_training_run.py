@@ -190,7 +190,9 @@ def test_the_exported_policy_is_the_one_of_the_run(
     cache: Path, whole_run: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "exported"
-    agentrl(cache, "export", str(whole_run), str(out))
+    shown = agentrl(cache, "export", str(whole_run), str(out))
+    assert shown.splitlines()[-1].startswith(f"{out}: {whole_run} step ")
+    assert "Writing model shards" not in shown
     exported = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(out)
     ids = torch.tensor([tokenizer("Write f(x)")["input_ids"]])
@@ -202,8 +204,12 @@ def test_a_run_can_be_measured_and_its_report_opened(
     cache: Path, whole_run: Path, tmp_path: Path
 ) -> None:
     out = agentrl(cache, "eval", "--model", str(whole_run), "--tasks", "4", "-n", "2", "--json")
-    rows = json.loads(out[out.index("[") : out.rindex("]") + 1])
-    assert rows[0]["stratum"] == "all" and rows[0]["samples"] == 8
+    measured = json.loads(out[out.index("{") : out.rindex("}") + 1])
+    assert measured["env"] == "code_sandbox" and measured["model"] == str(whole_run)
+    assert measured["split"] == "test" and measured["samples_per_task"] == 2
+    whole = measured["results"][0]
+    assert whole["stratum"] == "all" and whole["samples"] == 8
+    assert whole["success"]["low"] <= whole["success"]["mean"] <= whole["success"]["high"]
     rolled = tmp_path / "rolled.jsonl"
     agentrl(cache, "rollout", "--model", str(whole_run), "--tasks", "2", "--out", str(rolled))
     assert len(read_trajectories(rolled)) == 2
