@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import re
 from collections.abc import Sequence
@@ -80,6 +81,7 @@ class RunDir:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._lock: RunLock | None = None
+        self._made_root = False
 
     @classmethod
     def create(cls, path: str | Path, *, exist_ok: bool = False) -> RunDir:
@@ -111,6 +113,7 @@ class RunDir:
         """Make ``<root>/<env>-<YYYYMMDD>-<n>`` with the first ``n`` that is free."""
         day = (date or datetime.date.today()).strftime("%Y%m%d")
         stem = f"{_slug(env_id)}-{day}"
+        made_root = not Path(root).is_dir()
         Path(root).mkdir(parents=True, exist_ok=True)
         number = 1
         while True:
@@ -120,7 +123,9 @@ class RunDir:
             except FileExistsError:
                 number += 1
             else:
-                return cls.create(path)
+                run = cls.create(path)
+                run._made_root = made_root
+                return run
 
     @classmethod
     def resume(cls, path: str | Path) -> RunDir:
@@ -268,6 +273,9 @@ class RunDir:
         if self.path.is_dir() and not _has_content(self.path):
             (self.path / LOCK_FILE).unlink(missing_ok=True)
             self.path.rmdir()
+            if self._made_root:
+                with contextlib.suppress(OSError):  # another run may have come meanwhile
+                    self.path.parent.rmdir()
 
     def __enter__(self) -> RunDir:
         """Return itself."""

@@ -139,3 +139,18 @@ def test_rewind_deletes_what_came_after_the_checkpoint(tmp_path: Path) -> None:
         "step_000002.jsonl",
         "step_000002.tokens.safetensors",
     ]
+
+
+def test_a_run_that_never_began_leaves_nothing(tmp_path: Path) -> None:
+    run = RunDir.create_named("guess_number", root=tmp_path / "runs")
+    run.close()
+    run.remove_if_empty()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_that_began_stays(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run")
+    run.write_config("env: {}")
+    run.close()
+    run.remove_if_empty()
+    assert run.config_path.is_file()
