@@ -62,10 +62,13 @@ def show_env(env_id: str, overrides: tuple[str, ...], split: str, as_json: bool)
 @overrides_argument
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def check(env_id: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Check an environment against its contract; exit code 1 where it breaks it."""
+    """Check an environment against its contract; exit code 1 where it breaks it.
+
+    Findings that differ in numbers and quoted values only are shown once; --json lists them all.
+    """
     from agentrl.env.check import check_env
     from agentrl.env.config import EnvConfig
-    from agentrl.env.findings import Level
+    from agentrl.env.findings import Level, grouped
     from agentrl.tool.binding import Toolbox
 
     config = EnvConfig(id=env_id, kwargs=_kwargs(env_id, overrides))
@@ -74,8 +77,9 @@ def check(env_id: str, overrides: tuple[str, ...], as_json: bool) -> None:
         rows = [{"level": str(f.level), "what": f.what, "fix": f.fix} for f in findings]
         click.echo(json.dumps(rows, indent=2))
     else:
-        for finding in findings:
-            click.echo(f"{finding.level}: {finding.what}\n  fix: {finding.fix}")
+        for finding, num_more in grouped(findings):
+            more = f" (and {num_more} more like it)" if num_more else ""
+            click.echo(f"{finding.level}: {finding.what}{more}\n  fix: {finding.fix}")
         if not findings:
             click.echo(f"{env_id}: nothing to complain about")
     if any(finding.level is Level.ERROR for finding in findings):

@@ -15,7 +15,14 @@ from typing import Any, TypeVar
 
 from agentrl.env.base import Demonstration, Env
 from agentrl.env.config import EnvConfig
-from agentrl.env.episodes import Record, actions_of, odd_actions, play, play_policy
+from agentrl.env.episodes import (
+    Record,
+    actions_of,
+    departure,
+    odd_actions,
+    play,
+    play_policy,
+)
 from agentrl.env.findings import Finding, Level, error, info, warning
 from agentrl.env.host import EnvHosts
 from agentrl.env.registry import make_env
@@ -44,7 +51,7 @@ async def check_env(
         seed: of every episode played.
 
     Returns:
-        What is wrong, worst first; empty where nothing is.
+        What is wrong, worst first and else in the order of the checks; empty where nothing is.
 
     Raises:
         RegistryError, ConfigError: there is no such environment, or it takes other arguments.
@@ -73,7 +80,8 @@ async def check_env(
         await checks.tools(resolve_tool)
     finally:
         await hosts.close()
-    return sorted(set(checks.findings), key=lambda found: list(Level).index(found.level))
+    distinct = dict.fromkeys(checks.findings)  # a set would have another order in every process
+    return sorted(distinct, key=lambda found: list(Level).index(found.level))
 
 
 def _train_sample(env: Any, num_tasks: int) -> list[Task]:
@@ -136,7 +144,7 @@ class _Checks:
                 await self._guarded(self._play(task, [action]), f"on {_describe(action)}")
 
     async def demonstration(self, demo: Demonstration) -> None:
-        """Play a demonstration against the environment: it must run to its end."""
+        """Play a demonstration: the environment must say what it says, and come to its end."""
         if demo.messages is None and demo.policy is None:
             self.findings.append(
                 error(
@@ -158,7 +166,17 @@ class _Checks:
             record = await self._guarded(work, f"in the demonstration of task {demo.task.id!r}")
         finally:
             await env.close()
-        if record is not None and not record.ended:
+        if record is None:
+            return
+        if demo.messages is not None and (departs := departure(demo.messages, record)):
+            self.findings.append(
+                error(
+                    f"the demonstration of task {demo.task.id!r} {departs}",
+                    "write the messages with the code that reset and step use, or give a policy, "
+                    "which is played: a model would learn a prompt that it never meets",
+                )
+            )
+        elif not record.ended:
             self.findings.append(
                 warning(
                     f"the demonstration of task {demo.task.id!r} stops before the episode ends",

@@ -80,6 +80,36 @@ def actions_of(demonstration: Demonstration) -> list[Action]:
     return actions
 
 
+def departure(messages: Sequence[Message], record: Record) -> str | None:
+    """Return where a written demonstration says other than its environment did; None: nowhere.
+
+    Args:
+        messages: the demonstration; what stands after its last assistant turn is not compared.
+        record: of its assistant turns, played.
+
+    Answers of tools are the demonstration's own: they are counted and not compared.
+    """
+    said: list[list[Message]] = [[]]
+    calls: list[int] = []
+    for message in messages:
+        if message["role"] == "assistant":
+            calls.append(len(message.get("tool_calls", [])))
+            said.append([])
+        else:
+            said[-1].append(message)
+    for turn, answer in enumerate(record.answers[: len(calls)]):
+        where = "reset" if turn == 0 else f"step {turn}"
+        if turn and (num_answers := _num_tool_messages(said[turn])) < calls[turn - 1]:
+            return f"answers {num_answers} of the {calls[turn - 1]} tool calls before {where}"
+        expected, got = _spoken(_messages(answer["observation"])), _spoken(said[turn])
+        if got != expected:
+            does = "opens with" if turn == 0 else "has"
+            return f"{does} {_short(got)} where {where} returns {_short(expected)}"
+    if record.ended and len(calls) >= len(record.answers):
+        return f"has {len(calls)} turns where the episode ends after {len(record.answers) - 1}"
+    return None
+
+
 def odd_actions() -> list[Action]:
     """Return turns that a model may well produce and an environment must survive."""
     texts = ("", " \n", "\x00\u202e<|im_end|>", "9" * 5000, "x" * 100_000)
@@ -121,6 +151,22 @@ async def _step(env: Hosted, action: Action, record: Record) -> list[Message]:
     )
     record.ended = terminated or truncated
     return _messages(observation)
+
+
+def _num_tool_messages(messages: Sequence[Message]) -> int:
+    return sum(message["role"] == "tool" for message in messages)
+
+
+def _spoken(messages: Sequence[Message]) -> list[tuple[str, str]]:
+    """Role and text of what is not the answer of a tool."""
+    return [(item["role"], item["content"]) for item in messages if item["role"] != "tool"]
+
+
+def _short(spoken: list[tuple[str, str]]) -> str:
+    if not spoken:
+        return "nothing"
+    shown = [f"{role} {text if len(text) <= 80 else text[:77] + '...'!r}" for role, text in spoken]
+    return ", ".join(shown)
 
 
 def _messages(observation: Any) -> list[Message]:

@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.env.check import check_env
 from agentrl.env.config import EnvConfig
-from agentrl.env.findings import Finding, Level
+from agentrl.env.findings import Finding, Level, error, grouped, warning
 from agentrl.errors import ConfigError, RegistryError
 
 GOOD = '''
@@ -84,7 +84,7 @@ WARNINGS = {
     "def step(self, action): return 'on', 0.0, False, False, {}": "stops before the episode ends",
     """
 def demonstrations(self, split, seed):
-    said = [{'role': 'user', 'content': 'x'}, {'role': 'assistant', 'content': 'y'}]
+    said = [{'role': 'user', 'content': f'Say {split}0'}, {'role': 'assistant', 'content': 'y'}]
     yield Demonstration(task=self.tasks(split)[0], messages=said)
 """: "stops before the episode ends",
 }
@@ -98,6 +98,67 @@ def test_what_is_wrong_is_found(tmp_path: Path, body: str) -> None:
     assert matching, findings
     assert matching[0].level is (Level.ERROR if body in ERRORS else Level.WARNING)
     assert all(finding.fix for finding in findings)
+
+
+SAID = [
+    {"role": "user", "content": "Say train0"},
+    {"role": "assistant", "content": "no"},
+    {"role": "user", "content": "again"},
+    {"role": "assistant", "content": "train0"},
+]
+CALL = {"type": "function", "function": {"name": "f", "arguments": {}}}
+USES_A_TOOL = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+TOOL_ANSWER = {"role": "tool", "name": "f", "content": "1"}
+GOOD_MESSAGES = [
+    SAID,
+    [*SAID, {"role": "user", "content": "whatever comes after the last turn"}],
+    [SAID[0], USES_A_TOOL, TOOL_ANSWER, *SAID[2:]],
+]
+BAD_MESSAGES = [
+    ([{"role": "user", "content": "Say it"}, *SAID[1:]], "opens with user 'Say it' where reset"),
+    ([{"role": "system", "content": "Be brief."}, *SAID], "opens with system 'Be brief.', user"),
+    (SAID[1:], "opens with nothing where reset returns user 'Say train0'"),
+    ([{**SAID[0], "role": "system"}, *SAID[1:]], "opens with system 'Say train0'"),
+    ([*SAID[:2], {"role": "user", "content": "more"}, SAID[3]], "has user 'more' where step 1"),
+    ([*SAID[:2], SAID[3]], "has nothing where step 1 returns user 'again'"),
+    ([*SAID, SAID[2], SAID[3]], "has 3 turns where the episode ends after 2"),
+    ([SAID[0], USES_A_TOOL, *SAID[2:]], "answers 0 of the 1 tool calls before step 1"),
+]
+
+
+def with_messages(messages: list[dict[str, Any]]) -> str:
+    return f"""
+def demonstrations(self, split, seed):
+    yield Demonstration(task=self.tasks(split)[0], messages={messages!r})
+"""
+
+
+@pytest.mark.parametrize(("messages", "what"), BAD_MESSAGES)
+def test_a_demonstration_says_what_the_environment_says(
+    tmp_path: Path, messages: list[dict[str, Any]], what: str
+) -> None:
+    (finding,) = findings_of(tmp_path, with_messages(messages))
+    assert finding.level is Level.ERROR and what in finding.what
+    assert "'train-0'" in finding.what
+
+
+@pytest.mark.parametrize("messages", GOOD_MESSAGES)
+def test_a_demonstration_that_follows_the_environment_is_fine(
+    tmp_path: Path, messages: list[dict[str, Any]]
+) -> None:
+    assert findings_of(tmp_path, with_messages(messages)) == []
+
+
+def test_findings_of_one_kind_are_grouped_in_order() -> None:
+    findings = [
+        error("task 'a' broke after 3 steps", "mend it"),
+        warning("task 'a' broke after 3 steps", "mend it"),
+        error('task "b\'c" broke after 12 steps', "mend it"),
+        error("task 'a' broke after 3 steps", "other fix"),
+        error("task 'd' broke after 3 steps", "mend it"),
+    ]
+    assert grouped(findings) == [(findings[0], 2), (findings[1], 0), (findings[3], 0)]
+    assert grouped([]) == []
 
 
 def test_a_hang_is_a_finding(tmp_path: Path) -> None:
