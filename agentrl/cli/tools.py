@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from agentrl.types import ToolResult
 
 
 @click.group("tools")
@@ -49,29 +53,45 @@ def check(tool: str, allow_import: tuple[str, ...]) -> None:
 @command.command("call")
 @click.argument("tool", metavar="NAME_OR_YAML")
 @click.argument("arguments", metavar="JSON")
+@click.option(
+    "--state",
+    "state_json",
+    metavar="JSON",
+    default="{}",
+    help="What an environment's tool_state would hand to the tool.",
+)
 @click.option("--allow-import", multiple=True, help="Module prefix the spec may import.")
-def call(tool: str, arguments: str, allow_import: tuple[str, ...]) -> None:
+def call(tool: str, arguments: str, state_json: str, allow_import: tuple[str, ...]) -> None:
     """Call a tool once, as the model would: agentrl tools call calculator '{"expression": "1+1"}'.
 
     Exit code 1 where the tool did not answer.
     """
-    from agentrl.errors import ToolError
     from agentrl.types import ToolStatus
 
-    try:
-        values = json.loads(arguments)
-    except json.JSONDecodeError as error:
-        raise ToolError(f"the arguments are no JSON ({error}); got {arguments!r}") from error
-    if not isinstance(values, dict):
-        raise ToolError(f"the arguments must be a JSON object, got {type(values).__name__}")
-    result = asyncio.run(_call(tool, values, allow_import))
+    values = _json_object(arguments, "the arguments are")
+    state = _json_object(state_json, "--state is")
+    result = asyncio.run(_call(tool, values, state, allow_import))
     click.echo(result.content)
     if result.status is not ToolStatus.OK:
         click.echo(f"status: {result.status}", err=True)
         sys.exit(1)
 
 
-async def _call(tool: str, values: dict[str, object], allow_import: tuple[str, ...]):
+def _json_object(text: str, what: str) -> dict[str, Any]:
+    from agentrl.errors import ToolError
+
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ToolError(f"{what} no JSON ({error}); got {text!r}") from error
+    if not isinstance(value, dict):
+        raise ToolError(f"{what} no JSON object but {type(value).__name__}; got {text!r}")
+    return value
+
+
+async def _call(
+    tool: str, values: dict[str, Any], state: dict[str, Any], allow_import: tuple[str, ...]
+) -> ToolResult:
     from agentrl.launch import open_sandboxes
     from agentrl.sandbox.config import SandboxConfig
     from agentrl.tool.base import ToolContext
@@ -83,7 +103,7 @@ async def _call(tool: str, values: dict[str, object], allow_import: tuple[str, .
     async with open_sandboxes(SandboxConfig()) as sandboxes:
 
         async def context(name: str) -> ToolContext:
-            return ToolContext(trajectory_id="cli", seed=0, sandboxes=sandboxes)
+            return ToolContext(trajectory_id="cli", seed=0, sandboxes=sandboxes, state=state)
 
         executor = ToolExecutor(toolbox, make_context=context, cut=lambda text, limit: (text, 0))
         try:

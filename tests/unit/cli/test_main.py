@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -73,6 +74,7 @@ def test_an_unknown_verb_suggests_the_nearest(agentrl: Shell) -> None:
         (["sft", "--model", "tiny", "--out", "x"], "either --env"),
         (["sft", "--env", "guess_number", "--model", "tiny", "--out", "x", "stps=1"], "steps"),
         (["tools", "call", "calculator", "not json"], "no JSON"),
+        (["tools", "call", "calculator", "{}", "--state", "[1]"], "--state is no JSON object"),
         (["tools", "check", "calculater"], "calculator"),
         (["envs", "check", "code_sandbx"], "code_sandbox"),
         (["sandbox", "check", "--backend", "locl"], "local"),
@@ -106,6 +108,49 @@ def test_a_tool_answers_as_it_would_answer_the_model(agentrl: Shell) -> None:
     assert agentrl("tools", "call", "calculator", '{"expression": "6 * 7"}')[:2] == (0, "42\n")
     code, out, _ = agentrl("tools", "call", "calculator", '{"expresion": "6 * 7"}')
     assert code == 1 and "expression" in out
+
+
+def test_a_tool_is_handed_the_state_of_a_task(agentrl: Shell, tmp_path: Path) -> None:
+    """The example of docs/tools.md, taken from the page."""
+    page = (Path(__file__).parents[3] / "docs" / "tools.md").read_text()
+    for language, file in (("yaml", "lookup.yaml"), ("python", "lookup.py")):
+        code = page.split(f"```{language}\n# {file}\n")[1].split("```")[0]
+        (tmp_path / file).write_text(code)
+    (line,) = (line for line in page.splitlines() if line.startswith("agentrl tools call"))
+    arguments = [part.replace("./", f"{tmp_path}/") for part in shlex.split(line)[1:]]
+    assert agentrl(*arguments)[:2] == (0, "one that acts\n")
+    code, out, _ = agentrl(*arguments[:-1], '{"glossary": {}}')
+    assert code == 1 and "no entry for 'agent'" in out
+
+
+def test_repeated_findings_are_shown_once(agentrl: Shell, tmp_path: Path) -> None:
+    (tmp_path / "env.py").write_text(LYING)
+    code, out, _ = agentrl("envs", "check", f"{tmp_path}/env.py:Lying")
+    assert code == 1 and out.count("opens with user 'hi'") == 1 and "(and 2 more like it)" in out
+    rows = json.loads(agentrl("envs", "check", f"{tmp_path}/env.py:Lying", "--json")[1])
+    assert sum("opens with" in row["what"] for row in rows) == 3
+
+
+LYING = """
+from agentrl import Demonstration, Env, Task
+
+class Lying(Env):
+    process = False
+
+    def tasks(self, split):
+        return [Task(id=f"{split}{i}", data={"split": split, "i": i}) for i in range(3)]
+
+    def reset(self, *, seed=None, options=None):
+        return "hello", {}
+
+    def step(self, action):
+        return "", 0.0, True, False, {}
+
+    def demonstrations(self, split, seed):
+        said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "x"}]
+        for task in self.tasks(split):
+            yield Demonstration(task=task, messages=said)
+"""
 
 
 def test_code_runs_in_a_sandbox_and_its_failure_is_an_exit_code(
