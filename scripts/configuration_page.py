@@ -15,7 +15,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from agentrl.config.load import config_dir
+from agentrl.config.load import config_dir, load
 from agentrl.config.schema import Config
 from agentrl.rollout.engines.config import HFEngineConfig
 
@@ -28,37 +28,65 @@ and are checked against its signature. Unknown keys, wrong types and settings th
 something else than meant are refused before anything runs.
 
 This page is written by `scripts/configuration_page.py` from the dataclasses that hold the defaults.
-`model=tiny`, the default, changes some of them: see the end.
+`model=tiny`, which holds where no `model.path` is given, changes some of them: its values stand in
+the third column where they differ, and all files of `configs/` at the end.
 """
 
 
 def docs_of(cls: type) -> dict[str, str]:
-    """Attribute docstrings of a dataclass, its bases included."""
+    """Attribute docstrings of a dataclass, its bases included, or of the members of an enum."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        if not dataclasses.is_dataclass(base):
+        if not dataclasses.is_dataclass(base) and base is not cls:
             continue
         body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
         assert isinstance(body, ast.ClassDef)
         for item, after in zip(body.body, [*body.body[1:], None], strict=True):
-            if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+            target = item.target if isinstance(item, ast.AnnAssign) else None
+            if isinstance(item, ast.Assign):
+                target = item.targets[0]
+            if isinstance(target, ast.Name):
                 text = ""
                 if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
                     text = " ".join(str(after.value.value).split())
-                found[item.target.id] = text
+                found[target.id] = text
     return found
 
 
-def rows(cls: type, prefix: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yield (key, default, meaning)."""
+def rows(cls: type, tiny: Any, prefix: str = "") -> Iterator[tuple[str, str, str, str]]:
+    """Yield (key, default, value in ``tiny`` where it differs, meaning).
+
+    Raises:
+        SystemExit: a field, or a member of an enum, says nothing of its meaning.
+    """
     hints, docs = get_type_hints(cls), docs_of(cls)
     instance = cls()
     for item in dataclasses.fields(cls):
-        value, kind = getattr(instance, item.name), hints[item.name]
+        value, kind, key = getattr(instance, item.name), hints[item.name], f"{prefix}{item.name}"
+        under_tiny = getattr(tiny, item.name)
         if dataclasses.is_dataclass(value) and isinstance(kind, type) and item.name != "engine":
-            yield from rows(kind, f"{prefix}{item.name}.")
-        else:
-            yield f"{prefix}{item.name}", shown(value), docs[item.name]
+            yield from rows(kind, under_tiny, f"{key}.")
+            continue
+        if not docs[item.name]:
+            sys.exit(f"{cls.__name__}.{item.name} has no docstring that says what it means")
+        meaning = " ".join([docs[item.name], *choices(kind)])
+        changed = shown(under_tiny) if plain(under_tiny) != plain(value) else ""
+        yield key, shown(value), changed, meaning
+
+
+def choices(kind: Any) -> Iterator[str]:
+    """Say what each member of an enum means."""
+    if not (isinstance(kind, type) and issubclass(kind, Enum)):
+        return
+    for name, meaning in docs_of(kind).items():
+        if not meaning:
+            sys.exit(f"{kind.__name__}.{name} has no docstring that says what it means")
+        yield f"`{name}`: {meaning}"
+
+
+def plain(value: Any) -> Any:
+    """A value as YAML holds it, which knows lists and no tuples."""
+    return list(value) if isinstance(value, tuple) else value
 
 
 def shown(value: Any) -> str:
@@ -72,24 +100,34 @@ def shown(value: Any) -> str:
     return f"`{value}`" if value != "" else "(to be given)"
 
 
-def section(title: str, cls: type, prefix: str) -> str:
+def section(title: str, cls: type, tiny: Any, prefix: str) -> str:
     """One table."""
     lines = [f"## {title}", "", (inspect.getdoc(cls) or "").split("\n\n")[0], ""]
-    lines += ["| key | default | meaning |", "|---|---|---|"]
+    lines += ["| key | default | `model=tiny` | meaning |", "|---|---|---|---|"]
     lines += [
-        f"| `{key}` | {default} | {meaning.replace('|', chr(92) + '|')} |"
-        for key, default, meaning in rows(cls, prefix)
+        f"| `{key}` | {default} | {under_tiny} | {cell(meaning)} |"
+        for key, default, under_tiny, meaning in rows(cls, tiny, prefix)
     ]
     return "\n".join(lines)
+
+
+def cell(text: str) -> str:
+    """Text as it may stand in a table of Markdown."""
+    return text.replace("``", "`").replace("|", r"\|")
 
 
 def page() -> str:
     """The whole page."""
     hints = get_type_hints(Config)
+    tiny = load(["env.id=any", "model=tiny"])  # no environment is looked up
+    tiny.env.id = Config().env.id
     parts = [INTRO]
     for item in dataclasses.fields(Config):
-        parts.append(section(item.name, hints[item.name], f"{item.name}."))
-    parts.append(section("rollout.engine, id hf", HFEngineConfig, "rollout.engine.kwargs."))
+        parts.append(
+            section(item.name, hints[item.name], getattr(tiny, item.name), f"{item.name}.")
+        )
+    engine = HFEngineConfig(**tiny.rollout.engine.kwargs)
+    parts.append(section("rollout.engine, id hf", HFEngineConfig, engine, "rollout.engine.kwargs."))
     parts.append("## Choices\n")
     for path in sorted(config_dir().glob("*/*.yaml")):
         parts.append(

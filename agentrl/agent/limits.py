@@ -16,6 +16,7 @@ class LoopLimits:
     """
 
     max_turns: int = 8
+    """Answers of the model in one episode."""
     max_turn_tokens: int = 256
     """Sampled in one turn."""
     max_response_tokens: int = 1024

@@ -23,6 +23,7 @@ class ClusterConfig:
     """Where the run lives."""
 
     kind: str = "local"
+    """``local``: one process."""
 
 
 @dataclass(slots=True, kw_only=True)

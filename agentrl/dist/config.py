@@ -10,6 +10,7 @@ class Schedule(StrEnum):
     """What the learning rate does after its warm-up. Members are named as they are written."""
 
     constant = "constant"
+    """Stays at ``lr``."""
     linear = "linear"
     """Falls on a straight line to ``min_lr_fraction`` at the last optimizer step."""
     cosine = "cosine"
@@ -20,6 +21,7 @@ class Precision(StrEnum):
     """Number format of forward and backward; weights and optimizer are always float32."""
 
     fp32 = "fp32"
+    """float32 throughout."""
     bf16 = "bf16"
     """bfloat16 autocast. On a GPU; CPU cores without matrix instructions gain nothing from it."""
 
@@ -31,10 +33,13 @@ class OptimizerConfig:
     lr: float = 1e-6
     """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.95)
+    """Decay of AdamW's first and second moment."""
     eps: float = 1e-8
+    """Added to AdamW's denominator."""
     weight_decay: float = 0.0
     """Applied to matrices only: never to norms and biases."""
     schedule: Schedule = Schedule.constant
+    """What the learning rate does after its warm-up."""
     warmup_steps: int = 0
     """Optimizer steps (not trainer steps) over which the rate rises from 0 on a straight line."""
     min_lr_fraction: float = 0.0
@@ -48,6 +53,7 @@ class ActorConfig(OptimizerConfig):
     """How the policy is trained."""
 
     precision: Precision = Precision.fp32
+    """Number format of forward and backward; weights and optimizer are always float32."""
     updates_per_step: int = 1
     """Mini-batches (optimizer steps) per epoch over one step's batch, cut at sessions by tokens."""
     epochs: int = 1

@@ -13,6 +13,7 @@ class EnvConfig:
     id: str = ""
     """A registered id, ``package.module:Class`` or ``./file.py:Class``."""
     kwargs: dict[str, Any] = field(default_factory=dict)
+    """Arguments of its constructor, checked against its signature."""
     threads: int = 16
     """Threads that synchronous environments share; each environment stays on one."""
     processes: int = 4
@@ -20,7 +21,10 @@ class EnvConfig:
     process: bool | None = None
     """Run environments in processes of their own. None: as the class says."""
     reset_timeout_s: float = 30.0
+    """For ``reset`` and the constructor of one episode."""
     step_timeout_s: float = 30.0
+    """For one ``step``, ``tool_state`` or ``anchor``."""
     close_timeout_s: float = 5.0
+    """For ``close`` of one environment."""
     max_leaked_threads: int = 8
     """Threads lost to environments that hang before the run stops."""

@@ -22,11 +22,15 @@ class RolloutConfig(LoopLimits):
     """How trajectories are sampled; the limits of an episode stand in the base class."""
 
     engine: PartConfig = field(default_factory=lambda: PartConfig(id="hf"))
+    """What samples: an id of a rollout engine, and its ``kwargs``."""
     n: int = 8
     """Samples per prompt: the size of a group."""
     temperature: float = 1.0
+    """Of sampling; the log-probabilities trained on are those at this temperature."""
     top_p: float = 1.0
+    """Nucleus sampling; training refuses anything but 1."""
     top_k: int = 0
+    """Most likely tokens to sample from, 0 for all; training refuses anything but 0."""
     reward_timeout_s: float = 30.0
     """For grading one finished episode."""
     collect_timeout_s: float = 1800.0
@@ -63,7 +67,10 @@ class FailureConfig:
     """The failure policy, and how long a run may go on without learning."""
 
     policy: FailurePolicy = FailurePolicy.retry_fresh
+    """What happens to a group when a member fails for reasons that are not the model's."""
     k: int = 2
+    """For ``retry_fresh``: retries of a member. For ``min_group``: the fewest survivors to train
+    on."""
     max_empty_steps: int = 10
     """Steps in a row without one trainable group before the run stops."""
     max_skipped_updates: int = 5

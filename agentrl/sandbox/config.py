@@ -13,5 +13,8 @@ class SandboxConfig:
     id: str = "local"
     """``local`` (bubblewrap), or ``none``: a plain process without isolation, on request only."""
     kwargs: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the backend, checked against its signature."""
     max_open: int = 512
+    """Sandboxes at once in this process; more wait their turn."""
     create_timeout_s: float = 30.0
+    """For the start of one sandbox, waiting included."""

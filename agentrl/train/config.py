@@ -23,16 +23,27 @@ class AlgoConfig:
     """Advantage and loss. Presets stand in ``configs/algo``."""
 
     advantage: str = "grpo"
+    """Group-relative estimator: ``grpo`` (the group's mean as baseline) or ``rloo`` (the mean of
+    the others)."""
     normalize_std: bool = True
     """Divide by the group's standard deviation (GRPO) or not (Dr. GRPO)."""
     loss: str = "vanilla"
+    """Loss of a token: ``vanilla`` is PPO's clipped ratio with bounds of its own and a dual
+    clip."""
     loss_agg: str = "token-mean"
+    """How token losses are weighed: ``token-mean`` (every token alike), ``seq-mean-token-mean``
+    (every trajectory alike, its tokens share that), ``seq-mean-token-sum`` (summed over a
+    trajectory, averaged over them)."""
     clip_low: float = 0.2
+    """Probability ratios below ``1 - clip_low`` are clipped."""
     clip_high: float = 0.28
+    """Probability ratios above ``1 + clip_high`` are clipped."""
     dual_clip: float = 3.0
+    """Where the advantage is negative, the loss is at most ``-advantage * dual_clip``."""
     drop_zero_variance: bool = True
     """Leave out groups in which every sample earned the same: they carry no signal."""
     old_logprobs: OldLogprobs = OldLogprobs.rollout
+    """Where the log-probabilities of the policy that sampled come from."""
     turn_reward_weight: float = 1.0
     """Weight of the summed rewards of ``env.step`` in the return."""
     outcome_reward_weight: float = 1.0
@@ -44,10 +55,16 @@ class WarmStartConfig:
     """Supervised start of the embedded model, on the environment's own demonstrations."""
 
     steps: int = 800
+    """Optimizer steps."""
     episodes_per_step: int = 32
+    """Demonstrations of one optimizer step."""
     lr: float = 3e-3
+    """Peak learning rate; it rises over 20 steps and falls on half a cosine."""
     vocab_size: int = 640
+    """Of the byte-level tokenizer that is trained on the demonstrations."""
     seed: int = 0
+    """Decides weights, demonstrations and their order. Not ``trainer.seed``: seeds of a run share
+    a start."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,7 +76,10 @@ class ModelConfig:
     chat_template: str | None = None
     """A jinja file that replaces the tokenizer's template."""
     tool_parser: str = "hermes"
+    """How tool calls are found in a turn: ``hermes`` (JSON in ``<tool_call>`` tags), or one
+    registered under ``agentrl.parsers``."""
     device: str = "auto"
+    """``auto`` (CUDA where there is one), ``cpu``, ``cuda`` or ``cuda:N``."""
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     """Read for ``path=tiny`` only."""
 
@@ -69,13 +89,17 @@ class TrainerConfig:
     """The loop."""
 
     prompts_per_step: int = 32
+    """Tasks of one step; each is sampled ``rollout.n`` times."""
     total_steps: int = 50
+    """Steps of the run, those before a resume included."""
     eval_every: int = 10
     """Steps between evaluations on the validation split; 0 for none in between."""
     save_every: int = 10
     """Steps between checkpoints; the last step is always saved. 0 for the last only."""
     keep_last: int = 2
+    """Newest checkpoints that are kept."""
     seed: int = 0
+    """Decides the order of tasks, environments, sampling and mini-batches."""
     run_dir: str | None = None
     """Default: ``runs/<env>-<date>-<number>``."""
     resume: str | None = None
@@ -109,6 +133,8 @@ class TelemetryConfig:
     """What is written beside ``metrics.jsonl``."""
 
     trackers: list[str] = field(default_factory=lambda: ["tensorboard"])
+    """Further trackers; ``tensorboard`` needs the extra of that name."""
     report: bool = True
     """Write ``report.html`` and ``curves.png`` at the end."""
     quiet: bool = False
+    """No progress on the terminal."""

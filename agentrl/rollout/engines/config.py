@@ -29,3 +29,4 @@ class HFEngineConfig:
     device: str = "auto"
     """``auto`` takes the device that the model is on."""
     dtype: str = "float32"
+    """Of weights and cache while sampling; any torch dtype."""
