@@ -361,7 +361,7 @@ def test_the_pool_closes_boxes_whatever_happens_inside():
 def test_without_isolation_the_protocol_is_the_same_and_each_start_warns():
     async def main():
         backend: SandboxBackend = UnsafeBackend()
-        with pytest.warns(RuntimeWarning, match="isolation=none"):
+        with pytest.warns(RuntimeWarning, match="sandbox.id=none"):
             await backend.start()
         try:
             assert backend.report().warnings and not backend.report().isolation

@@ -1,4 +1,4 @@
-"""The sandbox of this machine: bubblewrap namespaces, and `isolation=none` by name only."""
+"""The sandbox of this machine: bubblewrap namespaces, and `sandbox.id=none` by name only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`isolation=none`: the same protocol over a plain process. Chosen by name only.
+"""`sandbox.id=none`: the same protocol over a plain process. Chosen by name only.
 
 Code can read and delete every file of the user, use the network and outlive its box by leaving
 its process group. Only per-process limits and a kill of the group hold.
@@ -35,7 +35,7 @@ _FOLDER = str(Path(__file__).parent)
 _CREATE_S = 20.0
 _EXIT_S = 5.0
 _WARNING = (
-    "isolation=none: code written by the model runs as an ordinary process of this user, with "
+    "sandbox.id=none: code written by the model runs as an ordinary process of this user, with "
     "its files and its network. Use it for code you trust; `local` isolates."
 )
 

@@ -1,4 +1,4 @@
-"""The supervisor without any isolation: an ordinary process, for `isolation=none` only."""
+"""The supervisor without any isolation: an ordinary process, for `sandbox.id=none` only."""
 
 from __future__ import annotations
 
