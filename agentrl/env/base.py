@@ -2,9 +2,12 @@
 
 A subclass of :class:`Env` gives tasks, answers the model and pays it::
 
+    SPLITS = ("train", "val", "test")
+
     class Echo(Env):
         def tasks(self, split):
-            return [Task(id=f"{split}-{word}", data={"word": word}) for word in ("yes", "no")]
+            words = [str(number) for number in range(100, 1000)[SPLITS.index(split) :: 3]]
+            return [Task(id=word, data={"word": word}) for word in words]
 
         def reset(self, *, seed=None, options=None):
             self.word = self.pick_task(seed, options).data["word"]
@@ -12,6 +15,14 @@ A subclass of :class:`Env` gives tasks, answers the model and pays it::
 
         def step(self, action):
             return "", float(action.text == self.word), True, False, {}
+
+        def demonstrations(self, split, seed):  # right half the time: training does the rest
+            rng = random.Random(f"{seed}:{split}")
+            while True:
+                task = rng.choice(self.tasks(split))
+                said = rng.choice([task.data["word"], "what?"])
+                policy = lambda _, said=said: ScriptedTurn(content=said)
+                yield Demonstration(task=task, policy=policy)
 
 ``terminated`` means that the episode is over by the environment's own rules: nothing is
 bootstrapped. ``truncated`` means that it was cut short: a critic bootstraps, otherwise the return
@@ -155,7 +166,7 @@ class Demonstration:
     """A task and the policy that plays it; the loop runs it against the real environment.
 
     ``messages`` may be given instead where the pack can write the episode down without running
-    it: the whole conversation, tool answers included.
+    it: the whole conversation, tool answers included. It opens with what ``reset`` returns.
     """
 
     task: Task
