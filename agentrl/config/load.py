@@ -207,10 +207,16 @@ def _to_object(tree: Any) -> Config:
 
 
 def _explain(error: Exception) -> str:
-    """One line out of a chain of library errors: the innermost says what was wrong."""
+    """One line out of a chain of library errors: the first of OmegaConf's names key and value.
+
+    (What lies below it depends on whether a debugger or a coverage tool is watching, and the chain
+    may lead back to itself.)
+    """
     cause: BaseException = error
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
+    seen: set[int] = set()
+    while not isinstance(cause, OmegaConfBaseException) and id(cause) not in seen:
+        seen.add(id(cause))
+        cause = cause.__cause__ or cause
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
     key = next(
         (line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), ""

@@ -4,6 +4,8 @@ import os
 import random
 import resource
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -206,31 +208,35 @@ def test_training_that_went_through_the_disk_is_the_same_bits(tmp_path: Path) ->
         assert torch.equal(value, right["model"][name]), name
 
 
-def _save_for_ever(directory: Path, first: int) -> None:
-    store = _store(directory)
-    step = first
-    while True:
-        _save(store, step, size=300_000)
-        step += 1
+# A program of its own: a fork of this process, which has threads, may inherit a held lock.
+_SAVES_FOR_EVER = """
+import sys
+from itertools import count
+from pathlib import Path
+import torch
+from agentrl.train.checkpoint import CheckpointStore
+
+store = CheckpointStore(Path(sys.argv[1]), config={}, keep_last=2)
+for step in count(int(sys.argv[2])):
+    engine = {"model": {"weight": torch.full((300_000,), float(step))}, "num_updates": step}
+    store.save(step, engine, {"step": step})
+"""
 
 
 def _kill_while_saving(directory: Path, first: int, delay_s: float) -> None:
-    """Fork a process that saves without end; kill it a moment after it began to write."""
-    child = os.fork()
-    if child == 0:
-        try:
-            _save_for_ever(directory, first)
-        finally:
-            os._exit(1)
-    deadline = time.monotonic() + 60
+    """Start a process that saves without end; kill it a moment after its first checkpoint."""
+    arguments = [sys.executable, "-c", _SAVES_FOR_EVER, str(directory), str(first)]
+    child = subprocess.Popen(arguments)
+    deadline = time.monotonic() + 100
     try:
-        while not any(name.startswith(".writing") for name in os.listdir(directory)):
-            assert time.monotonic() < deadline, "the child never began to save"
+        while not (directory / f"step_{first:06d}").exists():
+            assert child.poll() is None, "the child died before it saved"
+            assert time.monotonic() < deadline, "the child never saved"
+            time.sleep(0.0005)
         time.sleep(delay_s)
     finally:
-        os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-    assert os.WTERMSIG(status) == signal.SIGKILL
+        child.kill()
+        child.wait(timeout=30)
 
 
 def test_kill_9_at_any_moment_of_a_save_leaves_complete_checkpoints_only(tmp_path: Path) -> None:
