@@ -56,6 +56,10 @@ class TokenCodec:
         self._any_special = _alternation(
             text for text, index in self.control_tokens.items() if index in self.special_ids
         )
+        self.longest_token: int = max(
+            map(len, backend.get_vocab(with_added_tokens=True)), default=1
+        )
+        """Characters of the longest token: text longer than n of it has more than n tokens."""
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self._check_round_trip()
 

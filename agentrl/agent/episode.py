@@ -147,6 +147,12 @@ class EpisodeRun:
             )
             self._anchor = await self._from_env(self._env.anchor())
         messages = as_messages(observation)
+        if self._cannot_fit(messages):
+            raise EnvError(
+                f"environment {request.env_id!r}: the first prompt of task {request.task.id!r} has "
+                f"{sum(len(m['content']) for m in messages):,} characters, more than "
+                f"rollout.max_context_tokens={self._loop.limits.max_context_tokens} can hold"
+            )
         try:
             self._conversation.begin(messages)
         except RenderError as error:
@@ -278,6 +284,8 @@ class EpisodeRun:
             )
         if any(message["role"] == "assistant" for message in messages):
             raise EnvError(f"{where} returned an assistant message; only the model speaks as one")
+        if self._cannot_fit(messages):
+            return StopReason.MAX_CONTEXT_TOKENS
         try:
             filled = self._conversation.render_next(messages)
         except RenderError as error:
@@ -287,6 +295,14 @@ class EpisodeRun:
             return StopReason.MAX_CONTEXT_TOKENS
         self._conversation.append(filled)
         return None
+
+    def _cannot_fit(self, messages: list[Message]) -> bool:
+        """Whether text is too long for the context whatever its tokens, told without encoding it.
+
+        Encoding megabytes would hold up every other episode.
+        """
+        most = self._loop.limits.max_context_tokens * self._loop.renderer.codec.longest_token
+        return sum(len(message["content"]) for message in messages) > most
 
     # ------------------------------------------------------------------ the parts around it
 

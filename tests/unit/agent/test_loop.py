@@ -688,3 +688,33 @@ def test_a_machine_without_sandboxes_stops_the_run_instead_of_failing_every_epis
 
     with pytest.raises(SandboxUnavailable, match="install bubblewrap"):
         play([call_text("python", code="1")], tools=("python",), sandboxes=Unavailable())
+
+
+class Chatty(EchoEnv):
+    """Says ten megabytes, at the start or after the first turn."""
+
+    def __init__(self, at_reset: bool = False) -> None:
+        super().__init__(num_turns=3)
+        self._at_reset = at_reset
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        observation, info = super().reset(seed=seed, options=options)
+        return ("a" * 10_000_000 if self._at_reset else observation), info
+
+    def step(self, action: Any) -> Any:
+        _, reward, terminated, truncated, info = super().step(action)
+        return "a" * 10_000_000, reward, terminated, truncated, info
+
+
+def test_an_observation_that_cannot_fit_is_never_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = type(RENDERER.codec)._encode
+
+    def bounded(self: Any, text: str, *arguments: Any, **options: Any) -> Any:
+        assert len(text) < 1_000_000, "megabytes were encoded on the event loop"
+        return encode(self, text, *arguments, **options)
+
+    monkeypatch.setattr(type(RENDERER.codec), "_encode", bounded)
+    assert play(["yes"], env=Chatty).stop_reason is StopReason.MAX_CONTEXT_TOKENS
+    refused = play(["yes"], env=Chatty, kwargs={"at_reset": True})
+    assert refused.stop_reason is StopReason.ENV_ERROR
+    assert "10,000,000 characters" in (refused.error or "")
