@@ -18,6 +18,12 @@ from agentrl.rollout.config import FailurePolicy
 if TYPE_CHECKING:
     from agentrl.config.schema import Config
 
+_MAX_SEED = 2**63 - 1
+_MIN_VOCAB_SIZE = 259  # all bytes and the special tokens of the embedded model
+_MIN_TEMPERATURE = 0.01  # below it sampling is greedy but for ties
+_IMPORTABLE = ("rollout.engine.id", "model.tool_parser", "telemetry.trackers")
+"""Choices that may also be an import path, ``package.module:Name``."""
+
 
 def validate(config: Config) -> None:
     """Check settings against each other.
@@ -27,6 +33,8 @@ def validate(config: Config) -> None:
     """
     problems = [
         *_ranges(config),
+        *_bounds(config),
+        *_forms(config),
         *_signal(config),
         *_budgets(config),
         *_failure(config),
@@ -53,6 +61,9 @@ def _ranges(config: Config) -> Iterable[str]:
         "trainer.keep_last": config.trainer.keep_last,
         "eval.n": config.eval.n,
         "env.threads": config.env.threads,
+        "env.processes": config.env.processes,
+        "model.warm_start.steps": config.model.warm_start.steps,
+        "model.warm_start.episodes_per_step": config.model.warm_start.episodes_per_step,
         "sandbox.max_open": config.sandbox.max_open,
         "failure.max_empty_steps": config.failure.max_empty_steps,
         "failure.max_skipped_updates": config.failure.max_skipped_updates,
@@ -73,6 +84,7 @@ def _ranges(config: Config) -> Iterable[str]:
         "actor.weight_decay": config.actor.weight_decay,
         "actor.grad_clip": config.actor.grad_clip,
         "actor.warmup_steps": config.actor.warmup_steps,
+        "model.warm_start.lr": config.model.warm_start.lr,
         "failure.k": config.failure.k,
         "eval.temperature": config.eval.temperature or 0.0,
     }
@@ -92,23 +104,77 @@ def _ranges(config: Config) -> Iterable[str]:
     for key, value in deadlines.items():
         if not (value > 0 and math.isfinite(value)):
             yield f"{key}={value}: a deadline must be a finite number above 0"
-    if not re.fullmatch(r"all|none|sample:[1-9]\d*", config.trainer.trajectories):
-        yield f"trainer.trajectories={config.trainer.trajectories!r}: write all, none or sample:N"
     if not 0 <= config.algo.clip_low < 1:
         yield f"algo.clip_low={config.algo.clip_low}: must be in [0, 1)"
     if not (config.algo.clip_high >= 0 and math.isfinite(config.algo.clip_high)):
         yield f"algo.clip_high={config.algo.clip_high}: must be a finite number of at least 0"
+    if config.algo.clip_low == 0 and config.algo.clip_high == 0:
+        yield (
+            "algo.clip_low=0.0 and algo.clip_high=0.0: every ratio but 1 would be clipped; use "
+            "above 0 for one of them (0.2 and 0.28 are customary)"
+        )
     if not config.algo.dual_clip > 1:
         yield f"algo.dual_clip={config.algo.dual_clip}: must be above 1 (3 is customary)"
+
+
+def _bounds(config: Config) -> Iterable[str]:
+    """Ranges with two ends. The wide upper ones only catch a slip of the hand."""
+    warm_start, actor = config.model.warm_start, config.actor
+    between = {
+        "rollout.n": (config.rollout.n, None, 4096),
+        "rollout.max_context_tokens": (config.rollout.max_context_tokens, None, 10_000_000),
+        "trainer.prompts_per_step": (config.trainer.prompts_per_step, None, 1_000_000),
+        "trainer.num_threads": (config.trainer.num_threads, None, 1024),
+        "trainer.seed": (config.trainer.seed, 0, _MAX_SEED),
+        "model.warm_start.episodes_per_step": (warm_start.episodes_per_step, None, 65536),
+        "model.warm_start.seed": (warm_start.seed, 0, _MAX_SEED),
+        "model.warm_start.vocab_size": (warm_start.vocab_size, _MIN_VOCAB_SIZE, 65536),
+        "actor.min_lr_fraction": (actor.min_lr_fraction, 0, 1),
+    }
+    for key, (value, low, high) in between.items():
+        if low is None and value > high:  # its lower end is checked above
+            yield f"{key}={value}: must be at most {high}"
+        elif low is not None and not low <= value <= high:
+            yield f"{key}={value}: must be between {low} and {high}"
+    if len(actor.betas) != 2 or not all(0 <= beta < 1 for beta in actor.betas):
+        yield (
+            f"actor.betas={list(actor.betas)}: must be two numbers in [0, 1), "
+            "for example actor.betas=[0.9,0.95]"
+        )
+    if not (actor.eps > 0 and math.isfinite(actor.eps)):
+        yield f"actor.eps={actor.eps}: must be a finite number above 0 (1e-8 is customary)"
+    weights = {
+        "algo.turn_reward_weight": config.algo.turn_reward_weight,
+        "algo.outcome_reward_weight": config.algo.outcome_reward_weight,
+    }
+    for key, value in weights.items():
+        if not math.isfinite(value):
+            yield f"{key}={value}: must be a finite number (1 is customary)"
+
+
+def _forms(config: Config) -> Iterable[str]:
+    """Texts that have to be written in one of a few ways."""
+    if not re.fullmatch(r"all|none|sample:[1-9]\d*", config.trainer.trajectories):
+        yield f"trainer.trajectories={config.trainer.trajectories!r}: write all, none or sample:N"
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4})?", config.model.device):
+        yield f"model.device={config.model.device!r}: write auto, cpu, cuda or cuda:N"
+    for name in ("run_dir", "resume"):
+        text = getattr(config.trainer, name)
+        if text is not None and not text.strip():
+            yield (
+                f"trainer.{name}={text!r} is empty: give a directory, or leave the setting out "
+                f"(trainer.{name}=null)"
+            )
 
 
 def _signal(config: Config) -> Iterable[str]:
     """Settings with which the gradient would be zero, or not that of the sampled policy."""
     rollout = config.rollout
-    if not (rollout.temperature > 0 and math.isfinite(rollout.temperature)):
+    if not (rollout.temperature >= _MIN_TEMPERATURE and math.isfinite(rollout.temperature)):
         yield (
             f"rollout.temperature={rollout.temperature}: samples of a group would all be alike and "
-            "nothing could be learned; use 1.0 (for greedy evaluation set eval.temperature=0)"
+            f"nothing could be learned; use 1.0, at least {_MIN_TEMPERATURE} (for greedy "
+            "evaluation set eval.temperature=0)"
         )
     if rollout.top_p != 1.0 or rollout.top_k != 0:
         yield (
@@ -181,7 +247,8 @@ def _choices(config: Config) -> Iterable[str]:
         choices[f"telemetry.trackers[{index}]"] = (tracker, TRACKERS.names())
     for key, (value, known) in choices.items():
         names = list(known)
-        if value not in names and ":" not in value:
+        is_path = ":" in value and key.startswith(_IMPORTABLE)
+        if value not in names and not is_path:
             close = difflib.get_close_matches(value, names, n=2)
             hint = f"did you mean {' or '.join(close)}? " if close else ""
             yield f"{key}={value!r} is unknown; {hint}known: {', '.join(names)}"

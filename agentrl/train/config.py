@@ -103,7 +103,7 @@ class TrainerConfig:
     run_dir: str | None = None
     """Default: ``runs/<env>-<date>-<number>``."""
     resume: str | None = None
-    """``auto``, or a run directory: go on from its newest complete checkpoint."""
+    """A run directory: go on from its newest complete checkpoint."""
     force_resume: bool = False
     """Resume although settings that change the training differ."""
     deterministic: bool = True
