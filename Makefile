@@ -40,7 +40,7 @@ test: setup-dev check  ## what CI runs: small counts
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --cov=agentrl --cov-report=term:skip-covered --cov-fail-under=85
 
 soak: setup-dev  ## the full counts
-	AGENTRL_SOAK=1 $(BIN)/python -m pytest -m "soak or not soak" tests/integration tests/contract
+	AGENTRL_SOAK=1 $(BIN)/python -m pytest tests/integration tests/contract tests/unit/train
 
 check: setup-dev  ## lint, format, types
 	$(BIN)/ruff check .
