@@ -34,7 +34,7 @@ from agentrl.rollout.engines import engine_registry
 from agentrl.rollout.groups import GroupRunner, is_trainable
 from agentrl.rollout.producer import Producer
 from agentrl.rollout.stage import Stage, open_stage
-from agentrl.rollout.tasks import Dispatch, TaskStream, check_disjoint, check_tasks
+from agentrl.rollout.tasks import Dispatch, TaskStream, check_disjoint, check_tasks, read_split
 from agentrl.sandbox.config import SandboxConfig
 from agentrl.sandbox.pool import SandboxPool
 from agentrl.sandbox.registry import sandbox_registry
@@ -279,12 +279,14 @@ def load_tasks(config: Config, env: Any) -> dict[str, Sequence[Task]]:
     """Read every split and check it: unique ids, evaluation disjoint from training.
 
     Raises:
+        EnvError: a split cannot be read, or holds something else than sound tasks.
         DataError: an empty train split, repeated ids, or splits that overlap.
     """
-    tasks = {split: env.tasks(split) for split in ("train", *HELD_OUT)}
+    env_id = config.env.id
+    tasks = {split: read_split(env, split, env_id=env_id) for split in ("train", *HELD_OUT)}
     check_tasks(tasks["train"], source=f"{config.env.id} train")
     for split in HELD_OUT:
-        if tasks[split]:
+        if len(tasks[split]):
             check_tasks(tasks[split], source=f"{config.env.id} {split}")
             check_disjoint(tasks["train"], tasks[split], split=split)
     return tasks

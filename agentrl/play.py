@@ -14,7 +14,7 @@ from agentrl.config.schema import Config
 from agentrl.env.registry import make_env
 from agentrl.errors import ConfigError
 from agentrl.launch import open_playground
-from agentrl.rollout.tasks import Dispatch, check_tasks
+from agentrl.rollout.tasks import Dispatch, check_tasks, read_split
 from agentrl.train.evaluate import choose_tasks, refuse_censored
 from agentrl.train.open_model import is_run, run_config_path
 from agentrl.types import Trajectory
@@ -51,7 +51,7 @@ async def play_split(
             f"-n {num_samples} --tasks {num_tasks}: at least 1 sample, and 0 (all) or more tasks"
         )
     env = make_env(config.env.id, config.env.kwargs)
-    tasks = env.tasks(split)
+    tasks = read_split(env, split, env_id=config.env.id)
     check_tasks(tasks, source=f"{config.env.id} {split}")
     chosen = choose_tasks(tasks, num_tasks)
     temperature = config.eval.temperature

@@ -11,6 +11,7 @@ from agentrl.env.findings import Finding, error, warning
 from agentrl.types import Task
 
 SPLITS = ("train", "val", "test")
+MAX_ID_CHARS = 500
 MAX_TASKS = 2048
 """Tasks looked at per split, spread evenly over it: a split may be made on demand and vast."""
 
@@ -23,7 +24,7 @@ def check_tasks(env: Any) -> list[Finding]:
         try:
             tasks = env.tasks(split)
             looked_at[split] = sample_tasks(tasks, MAX_TASKS)
-        except Exception as failure:
+        except (Exception, SystemExit) as failure:
             make = error if split == "train" else warning
             findings.append(
                 make(
@@ -43,18 +44,39 @@ def sample_tasks(tasks: Sequence[Task], count: int) -> list[Task]:
     return [tasks[index] for index in range(0, len(tasks), stride)]
 
 
+def task_fault(item: Any) -> tuple[str, str] | None:
+    """Return what is wrong with an item of a split and how to mend it; None for a sound task."""
+    if not isinstance(item, Task):
+        return f"a {type(item).__name__}", "return agentrl.Task(id=..., data={...})"
+    if not isinstance(item.id, str):
+        return f"a task whose id is a {type(item.id).__name__}", "make Task.id text"
+    if not item.id or len(item.id) > MAX_ID_CHARS:
+        what = f"a task with an id of {len(item.id)} characters, {item.id[:40]!r}"
+        return what, f"make Task.id 1 to {MAX_ID_CHARS} characters long"
+    try:
+        item.id.encode()
+    except UnicodeEncodeError:
+        return f"a task whose id {item.id!r} is not valid UTF-8", "keep surrogates out of Task.id"
+    if not isinstance(item.data, Mapping):
+        what = f"task {item.id!r} whose data is a {type(item.data).__name__}"
+        return what, "make Task.data a mapping"
+    if not isinstance(item.tags, Mapping):
+        what = f"task {item.id!r} whose tags are a {type(item.tags).__name__}"
+        return what, "make Task.tags a mapping of text to text"
+    if not all(isinstance(part, str) for pair in item.tags.items() for part in pair):
+        what = f"task {item.id!r} which has tags that are not text: {dict(item.tags)!r}"
+        return what, "make names and values of Task.tags text"
+    return None
+
+
 def _check_split(split: str, sample: list[Task]) -> list[Finding]:
     if not sample:
         make = error if split == "train" else warning
         return [make(f"tasks({split!r}) is empty", "return at least one task")]
-    wrong = next((task for task in sample if not isinstance(task, Task)), None)
-    if wrong is not None:
-        return [
-            error(
-                f"tasks({split!r}) holds a {type(wrong).__name__}",
-                "return agentrl.Task(id=..., data={...})",
-            )
-        ]
+    fault = next(filter(None, map(task_fault, sample)), None)
+    if fault is not None:
+        what, fix = fault
+        return [error(f"tasks({split!r}) holds {what}", fix)]
     findings: list[Finding] = []
     duplicate = _first_duplicate([task.id for task in sample])
     if duplicate is not None:
@@ -95,11 +117,6 @@ def _check_stored(task: Task) -> list[Finding]:
                 "use lists instead of tuples, and text as keys, in Task.data",
             )
         ]
-    if not all(isinstance(part, str) for pair in task.tags.items() for part in pair):
-        return [
-            error(f"task {task.id!r} has tags that are not text: {dict(task.tags)!r}",
-                  "make names and values of Task.tags text")
-        ]  # fmt: skip
     return []
 
 
@@ -108,9 +125,9 @@ def _check_disjoint(splits: Mapping[str, list[Task]]) -> list[Finding]:
     seen: dict[str, str] = {}
     for split, tasks in splits.items():
         tasks = [task for task in tasks if isinstance(task, Task)]
-        overlap = [task for task in tasks if seen.get(_content(task), split) != split]
+        overlap = [task for task in tasks if seen.get(content_of(task), split) != split]
         if overlap:
-            other = seen[_content(overlap[0])]
+            other = seen[content_of(overlap[0])]
             findings.append(
                 error(
                     f"{len(overlap)} of the {len(tasks)} {split} tasks looked at are in {other} "
@@ -119,11 +136,12 @@ def _check_disjoint(splits: Mapping[str, list[Task]]) -> list[Finding]:
                 )
             )
         for task in tasks:
-            seen.setdefault(_content(task), split)
+            seen.setdefault(content_of(task), split)
     return findings
 
 
-def _content(task: Task) -> str:
+def content_of(task: Task) -> str:
+    """Return the content of a task as text, equal for tasks with equal data."""
     try:
         return json.dumps(dict(task.data), sort_keys=True, default=repr)
     except (TypeError, ValueError):  # keys that JSON cannot sort or hold; reported by now

@@ -1,18 +1,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.errors import DataError
-from agentrl.rollout.tasks import TaskStream, check_disjoint
+from agentrl.errors import DataError, EnvError
+from agentrl.rollout.tasks import TaskStream, check_disjoint, check_tasks, read_split
 from agentrl.types import Task
 
 
 def tasks(count: int, prefix: str = "t") -> list[Task]:
-    return [Task(id=f"{prefix}{index}", data={}) for index in range(count)]
+    return [Task(id=f"{prefix}{index}", data={"n": f"{prefix}{index}"}) for index in range(count)]
 
 
 @given(count=st.integers(1, 20), seed=st.integers(0, 2**32), epochs=st.integers(1, 3))
@@ -74,3 +75,82 @@ def test_a_generated_split_of_a_million_tasks_is_not_made_to_be_checked() -> Non
     stream = TaskStream(generated, seed=0, source="x")
     stream.at(5)
     assert generated.num_made < 3_000
+
+
+def test_the_same_content_under_another_id_is_refused() -> None:
+    trained = [Task(id="a", data={"x": 1, "y": [2]}), Task(id="b", data={"x": 2})]
+    check_disjoint(trained, [Task(id="v", data={"x": 3})], split="val")
+    with pytest.raises(DataError, match=r"1 tasks of split 'val'.*by data.*'v'"):
+        check_disjoint(trained, [Task(id="v", data={"y": [2], "x": 1})], split="val")
+
+
+@pytest.mark.parametrize(
+    "split",
+    [3, None, "abc", {"a": 1}, {1}, (t for t in tasks(2)), iter([])],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_split_that_is_no_sequence_is_an_environment_error(split: Any) -> None:
+    class Env:
+        def tasks(self, name: str) -> Any:
+            return split
+
+    with pytest.raises(EnvError, match=r"'mine': tasks\('val'\).*sequence of Task, got"):
+        read_split(Env(), "val", env_id="mine")
+    with pytest.raises(EnvError, match="must be a sequence"):
+        check_tasks(split, source="x")
+
+
+@pytest.mark.parametrize("failure", [ValueError("no"), SystemExit(0), KeyError("train")])
+def test_a_split_that_raises_is_an_environment_error(failure: BaseException) -> None:
+    class Env:
+        def tasks(self, name: str) -> Any:
+            raise failure
+
+    with pytest.raises(
+        EnvError, match=rf"'mine': tasks\('train'\) raised {type(failure).__name__}"
+    ):
+        read_split(Env(), "train", env_id="mine")
+
+
+def broken(**fields: Any) -> Task:
+    return Task(**{"id": "t", "data": {}, **fields})
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ({"id": "a"}, "a dict"),
+        (None, "a NoneType"),
+        (broken(id=3), "id is a int"),
+        (broken(id=""), "id of 0 characters"),
+        (broken(id="x" * 501), "id of 501 characters"),
+        (broken(id="\ud800"), "not valid UTF-8"),
+        (broken(data=None), "data is a NoneType"),
+        (broken(data=[1]), "data is a list"),
+        (broken(tags=None), "tags are a NoneType"),
+        (broken(tags={"level": 1}), "tags that are not text"),
+    ],
+)
+def test_an_item_that_is_no_sound_task_is_an_environment_error(item: Any, message: str) -> None:
+    with pytest.raises(EnvError, match=f"mine train: the split holds .*{message}"):
+        check_tasks([*tasks(2), item], source="mine train")
+
+
+def test_a_generated_task_that_was_not_looked_at_is_checked_when_it_comes() -> None:
+    class Rotten(Generated):
+        def __getitem__(self, index):  # type: ignore[override]
+            return super().__getitem__(index) if index % 2 == 0 else None
+
+    stream = TaskStream(Rotten(1_000_000), seed=0, source="mine train")
+    with pytest.raises(EnvError, match="mine train: the split holds a NoneType"):
+        for index in range(100):
+            stream.at(index)
+
+
+def test_a_sequence_that_cannot_make_its_tasks_is_an_environment_error() -> None:
+    class Short(Generated):
+        def __getitem__(self, index):  # type: ignore[override]
+            raise IndexError(index)
+
+    with pytest.raises(EnvError, match="x: a task cannot be read: IndexError"):
+        check_tasks(Short(3), source="x")
