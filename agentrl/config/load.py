@@ -36,21 +36,27 @@ def load(overrides: Sequence[str], *, base: Config | None = None) -> Config:
     Raises:
         ConfigError: an unknown key, a wrong type, or settings that contradict each other.
     """
+    try:
+        config = _composed(overrides, base)
+    except (ValueError, RecursionError) as error:  # a number of 5000 digits, 500 brackets
+        raise ConfigError(f"cannot read the settings: {_first_line(error)}") from error
+    validate(config)
+    return config
+
+
+def _composed(overrides: Sequence[str], base: Config | None) -> Config:
     parsed = [_checked(override) for override in _parse(_itemised(overrides))]
     if base is None and _names_pretrained(parsed):
         parsed = [*_parse(["model=pretrained"]), *parsed]
     if base is not None:
-        config = _merge(base, parsed)
-    else:
-        ConfigStore.instance().store(name="agentrl_schema", node=Config)
-        try:
-            with initialize_config_dir(str(config_dir()), version_base="1.3"):
-                composed = compose("train", overrides=[_open_kwargs(item) for item in parsed])
-        except (HydraException, OmegaConfBaseException) as error:
-            raise ConfigError(_explain(error)) from error
-        config = _to_object(composed)
-    validate(config)
-    return config
+        return _merge(base, parsed)
+    ConfigStore.instance().store(name="agentrl_schema", node=Config)
+    try:
+        with initialize_config_dir(str(config_dir()), version_base="1.3"):
+            composed = compose("train", overrides=[_open_kwargs(item) for item in parsed])
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_explain(error)) from error
+    return _to_object(composed)
 
 
 def config_dir() -> Path:
@@ -74,7 +80,7 @@ def from_dict(data: Mapping[str, Any], *, source: str) -> Config:
     """
     try:
         merged = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(dict(data)))
-    except OmegaConfBaseException as error:
+    except (OmegaConfBaseException, ValueError, RecursionError) as error:
         raise ConfigError(f"{source}: {_explain(error)}") from error
     return _to_object(merged)
 
@@ -86,8 +92,8 @@ def from_yaml(path: Path) -> Config:
         ConfigError: no such file, or it is none of this version's.
     """
     try:
-        data = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read the configuration {str(path)!r}: {error}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{str(path)!r} holds {type(data).__name__}, not a mapping of settings")
@@ -104,24 +110,63 @@ def _itemised(overrides: Sequence[str]) -> Iterator[str]:
     """Turn ``env.kwargs={a: 1}`` into ``env.kwargs.a=1``: one form for the rest."""
     for item in overrides:
         key, _, text = item.partition("=")
-        value = yaml.safe_load(text) if key.lstrip("+") in _free_keys() else None
+        value = _yaml_value(item, text) if key.lstrip("+") in _free_keys() else None
         if isinstance(value, dict):
             yield from (f"{key}.{name}={json.dumps(inner)}" for name, inner in value.items())
         else:
             yield item
 
 
+def _yaml_value(item: str, text: str) -> object:
+    try:
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"cannot read the setting {_shortened(item)}: {reason}") from error
+    _refuse_odd_names(value, item)
+    return value
+
+
+def _refuse_odd_names(value: object, item: str) -> None:
+    """Refuse ``{a:1}`` (one name without a value) and ``{1:2}`` (a number in base 60)."""
+    if isinstance(value, list):
+        for inner in value:
+            _refuse_odd_names(inner, item)
+    if not isinstance(value, dict):
+        return
+    for name, inner in value.items():
+        if not isinstance(name, str) or (inner is None and ":" in name):
+            raise ConfigError(
+                f"cannot read the setting {_shortened(item)}: {name!r} is no name; "
+                "write {name: value}, with a blank after the colon"
+            )
+        _refuse_odd_names(inner, item)
+
+
 def _parse(overrides: Iterable[str]) -> list[Override]:
-    items = list(overrides)
-    for item in items:
+    parser = OverridesParser.create()
+    parsed: list[Override] = []
+    for item in overrides:
         if "=" not in item and not item.startswith("~"):
             raise ConfigError(
                 f"{item!r} is no setting: write key=value, for example trainer.seed=1"
             )
-    try:
-        return OverridesParser.create().parse_overrides(items)
-    except HydraException as error:
-        raise ConfigError(_explain(error)) from error
+        try:
+            parsed.append(parser.parse_override(item))
+        except (HydraException, ValueError, RecursionError) as error:
+            raise ConfigError(
+                f"cannot read the setting {_shortened(item)}: quote values with special "
+                f"characters, key='value' ({_first_line(error)})"
+            ) from error
+    return parsed
+
+
+def _shortened(item: str) -> str:
+    return repr(item if len(item) <= 120 else f"{item[:117]}...")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _checked(override: Override) -> Override:

@@ -122,3 +122,35 @@ def test_the_embedded_model_named_by_path_keeps_its_recipe() -> None:
 
 def test_a_pretrained_model_without_a_path_is_refused() -> None:
     refuse("model=pretrained", match="model.path")
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "env.kwargs={a: 1",
+        "env.kwargs=*nowhere",
+        "env.kwargs=" + "[" * 5000,
+        "env.kwargs={a: " + "9" * 5000 + "}",
+        "env.kwargs.a=" + "[" * 2000,
+        "trainer.seed=" + "9" * 5000,
+    ],
+)
+def test_what_cannot_be_parsed_is_refused_with_its_text(override: str) -> None:
+    refuse(override, match=f"cannot read the setting .{override[:10]}")
+
+
+@pytest.mark.parametrize("text", ["{1:2}", "{a:2}", "{1: 2}", "{a: {1: 2}}", "{a: [{b:2}]}"])
+def test_a_mapping_without_names_is_refused_not_guessed(text: str) -> None:
+    refuse(f"env.kwargs={text}", match=r"write \{name: value\}, with a blank after the colon")
+
+
+@pytest.mark.parametrize("text", ["model.path=a(b", "env.id=a b:c,[", "env.id='abc"])
+def test_a_value_that_needs_quotes_is_refused_with_how_to_quote(text: str) -> None:
+    refuse(text, match=r"cannot read the setting .*quote values.*key='value'")
+
+
+def test_a_stored_config_of_other_bytes_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_bytes(b"env:\n  id: \xff\xfe")
+    with pytest.raises(ConfigError, match="cannot read the configuration"):
+        from_yaml(path)
