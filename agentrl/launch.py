@@ -25,6 +25,7 @@ from agentrl.dist.engines.fsdp import FSDPEngine
 from agentrl.dist.weight_sync.inproc import InprocWeightSync
 from agentrl.env.base import Env
 from agentrl.env.registry import make_env
+from agentrl.env.validate import check_tools
 from agentrl.errors import ConfigError
 from agentrl.kwargs import check_kwargs
 from agentrl.model.load import LoadedModel
@@ -129,7 +130,9 @@ async def open_playground(config: Config, env: Any) -> AsyncIterator[Playground]
         if isinstance(env, Env) and env.sandboxed:
             await sandboxes.start()
         toolbox = Toolbox(
-            tuple(env.tools), replace=config.tools.specs, allow_import=config.tools.allow_import
+            check_tools(env.tools, env=f"environment {config.env.id!r}"),
+            replace=config.tools.specs,
+            allow_import=config.tools.allow_import,
         )
         model = await open_model(
             _model_of(config),

@@ -115,7 +115,7 @@ def load_object(path: str, *, kind: str = "object") -> Any:
         )
     except RegistryError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise RegistryError(
             f"{kind}: importing {module_name!r} failed with {type(error).__name__}: {error}"
         ) from error

@@ -15,7 +15,7 @@ from agentrl.env.base import AsyncEnv, Episode, Observation, Rubric
 from agentrl.env.config import EnvConfig
 from agentrl.env.hosted import HostedRubric
 from agentrl.env.table import EnvSource, converted
-from agentrl.env.validate import check_reset, check_score, check_step
+from agentrl.env.validate import check_reset, check_rubric, check_score, check_step, check_tools
 from agentrl.errors import AgentRLError, EnvError, EnvTimeout, RewardError, RewardTimeout
 from agentrl.types import Action, Score
 
@@ -89,7 +89,9 @@ class AsyncHostedEnv:
         self._label = f"environment {source.env_id!r}"
         with converted(self._label, "the constructor"):
             self._env: AsyncEnv = source.make()
-        self.tools = tuple(self._env.tools)
+        with converted(self._label, "tools or rubric"):
+            self.tools = check_tools(self._env.tools, env=self._label)
+            check_rubric(self._env.rubric, env=self._label)
         self.rubric: HostedRubric | None = (
             None
             if self._env.rubric is None

@@ -27,7 +27,7 @@ from agentrl.env.findings import Finding, Level, error, info, warning
 from agentrl.env.host import EnvHosts
 from agentrl.env.registry import make_env
 from agentrl.env.task_check import check_tasks, sample_tasks
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, EnvError
 from agentrl.types import Action, Task
 
 T = TypeVar("T")
@@ -88,7 +88,7 @@ def _train_sample(env: Any, num_tasks: int) -> list[Task]:
     try:
         tasks = sample_tasks(env.tasks("train"), num_tasks)
         return [task for task in tasks if isinstance(task, Task)]
-    except Exception:  # check_tasks has reported it
+    except (Exception, SystemExit):  # check_tasks has reported it
         return []
 
 
@@ -110,8 +110,15 @@ class _Checks:
 
     async def off_loop(self, function: Callable[[], T], what: str) -> T | None:
         """Run a synchronous part on a thread; report what it raises, or that it hangs."""
+
+        def guarded() -> T:
+            try:
+                return function()
+            except SystemExit as ending:  # on a thread it would end the event loop
+                raise EnvError(f"sys.exit({ending.code!r}) was called") from ending
+
         try:
-            return await asyncio.wait_for(asyncio.to_thread(function), self._config.reset_timeout_s)
+            return await asyncio.wait_for(asyncio.to_thread(guarded), self._config.reset_timeout_s)
         except TimeoutError:
             self.findings.append(
                 error(

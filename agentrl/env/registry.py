@@ -86,7 +86,7 @@ def make_env(env_id: str, kwargs: Mapping[str, Any] | None = None) -> Env | Asyn
         return cls(**arguments)
     except AgentRLError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise EnvError(
             f"environment {env_id!r}: the constructor raised {type(error).__name__}: {error}"
         ) from error

@@ -16,7 +16,7 @@ from typing import Any
 
 from agentrl.env.base import Env, Episode, Observation, Rubric
 from agentrl.env.registry import make_env
-from agentrl.env.validate import check_reset, check_score, check_step
+from agentrl.env.validate import check_reset, check_rubric, check_score, check_step, check_tools
 from agentrl.errors import AgentRLError, ConfigError, EnvError, RewardError, ToolError
 from agentrl.kwargs import check_kwargs
 from agentrl.types import Action, Score
@@ -104,13 +104,14 @@ class EnvTable:
             env = source.make()
         if not isinstance(env, Env):
             raise EnvError(f"{name}: {type(env).__name__} is no agentrl.Env")
-        if isinstance(env.tools, str):
-            raise EnvError(f"{name}: tools must be a list of names, got the text {env.tools!r}")
+        with converted(name, "tools or rubric"):  # either may be a property
+            tools = check_tools(env.tools, env=name)
+            rubric = env.rubric
+            check_rubric(rubric, env=name)
         self._entries[key] = _Entry(env, name, name)
-        rubric = env.rubric
         is_async = rubric is not None and inspect.iscoroutinefunction(rubric.score)
         return EnvFacts(
-            tools=tuple(env.tools),
+            tools=tools,
             has_rubric=rubric is not None,
             async_rubric=rubric if is_async else None,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import reprlib
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -71,6 +72,11 @@ def check_score(value: Any, *, env: str) -> Score:
         raise RewardError(f"{env}: Score.success must be a bool, got {_got(value.success)}")
     if not isinstance(value.parts, Mapping):
         raise RewardError(f"{env}: Score.parts must be a mapping, got {_got(value.parts)}")
+    if not isinstance(value.turn_rewards, Sequence) or isinstance(value.turn_rewards, str | bytes):
+        raise RewardError(
+            f"{env}: Score.turn_rewards must be a sequence of floats, one a turn, "
+            f"got {_got(value.turn_rewards)}"
+        )
     return Score(
         reward=check_reward(value.reward, where=f"{env}: rubric"),
         success=bool(value.success),
@@ -98,11 +104,53 @@ def check_reward(value: Any, *, where: str) -> float:
         value, (int, float, np.integer, np.floating)
     ):
         raise RewardError(f"{where}: the reward must be a float, got {_got(value)}")
-    if not abs(value) <= REWARD_LIMIT:  # also true for NaN
-        infinite = value != value or value in (math.inf, -math.inf)
-        what = "not finite" if infinite else f"beyond the limit of {REWARD_LIMIT:g}"
-        raise RewardError(f"{where}: the reward is {value!r}, {what}; return a finite float")
-    return float(value)
+    number = _stored_float(value)
+    if number is None or not abs(number) <= REWARD_LIMIT:  # also true for NaN
+        finite = number is None or math.isfinite(number)
+        what = f"beyond the limit of {REWARD_LIMIT:g}" if finite else "not finite"
+        raise RewardError(f"{where}: the reward is {_got(value)}, {what}; return a finite float")
+    return number
+
+
+def _stored_float(value: Any) -> float | None:
+    """Return the number that is stored; None where it is beyond every float.
+
+    A subclass of int or float may answer ``abs``, ``==`` and ``float`` with something else.
+    """
+    try:
+        if isinstance(value, int):
+            return float(int.__add__(value, 0))
+        stored = value if isinstance(value, float) else value.item()
+        return struct.unpack("d", struct.pack("d", stored))[0]
+    except (OverflowError, struct.error):
+        return None
+
+
+def check_tools(value: Any, *, env: str) -> tuple[str, ...]:
+    """Return the tools that an environment names.
+
+    Raises:
+        EnvError: no list of names.
+    """
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes | bytearray):
+        raise EnvError(f"{env}: tools must be a list of names, got {_got(value)}")
+    for name in value:
+        if not isinstance(name, str):
+            raise EnvError(f"{env}: tools must be a list of names, but holds {_got(name)}")
+    return tuple(value)
+
+
+def check_rubric(value: Any, *, env: str) -> None:
+    """Refuse a rubric that cannot score.
+
+    Raises:
+        EnvError: neither None nor an object with a method ``score``.
+    """
+    if value is not None and (isinstance(value, type) or not callable(getattr(value, "score", 0))):
+        raise EnvError(
+            f"{env}: rubric must be None or an object with a method score(episode), "
+            f"got {_got(value)}"
+        )
 
 
 def _check_observation(value: Any, *, where: str) -> Observation:

@@ -87,3 +87,17 @@ def test_a_constructor_that_raises_is_an_env_error() -> None:
 def test_where_an_environment_runs(env_id: str, process: bool | None, expected: bool) -> None:
     assert runs_in_process(env_id, process) is expected
     assert Coroutines.__name__ == "Coroutines"
+
+
+def test_sys_exit_is_an_error_with_a_name(tmp_path: Path) -> None:
+    (tmp_path / "leaves.py").write_text("import sys\nsys.exit(0)\n")
+    with pytest.raises(RegistryError, match="failed with SystemExit"):
+        env_class(f"{tmp_path}/leaves.py:Env")
+
+    @register_env("test-leaving")
+    class Leaving(Obedient):
+        def __init__(self) -> None:
+            sys.exit(0)
+
+    with pytest.raises(EnvError, match="'test-leaving': the constructor raised SystemExit"):
+        make_env("test-leaving")

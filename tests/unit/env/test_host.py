@@ -297,3 +297,16 @@ def test_tools_given_as_one_text_are_refused() -> None:
             await hosts_of(OneTool).open()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("name", ["tools", "rubric"])
+def test_tools_and_rubric_of_a_wrong_type_are_refused_when_it_opens(name: str) -> None:
+    broken = type("Broken", (Obedient,), {name: 3})
+
+    async def run() -> None:
+        hosts = hosts_of(broken)
+        with pytest.raises(EnvError, match=f"{name} must be"):
+            await hosts.open()
+        await hosts.close()
+
+    asyncio.run(run())

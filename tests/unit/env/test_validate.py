@@ -10,7 +10,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.env.validate import REWARD_LIMIT, check_reset, check_reward, check_score, check_step
+from agentrl.env.validate import (
+    REWARD_LIMIT,
+    check_reset,
+    check_reward,
+    check_rubric,
+    check_score,
+    check_step,
+    check_tools,
+)
 from agentrl.errors import EnvError, RewardError
 from agentrl.types import Score
 
@@ -106,3 +114,56 @@ def test_a_good_score_passes() -> None:
     score = Score(reward=0.5, success=False, parts={"a": 1}, turn_rewards=[0, 1])
     checked = check_score(score, env="e")
     assert checked == Score(reward=0.5, success=False, parts={"a": 1.0}, turn_rewards=(0.0, 1.0))
+
+
+class LyingFloat(float):
+    def __abs__(self) -> float:
+        return 0.0
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = float.__hash__
+
+    def __float__(self) -> float:
+        return math.nan
+
+
+class LyingInt(int):
+    def __abs__(self) -> int:
+        return 0
+
+    def __float__(self) -> float:
+        return math.inf
+
+
+@pytest.mark.parametrize(
+    "reward", [LyingFloat("nan"), LyingFloat("inf"), LyingFloat(1e9), LyingInt(10**9)]
+)
+def test_a_number_that_lies_about_itself_is_judged_by_what_it_stores(reward: Any) -> None:
+    with pytest.raises(RewardError, match="here: the reward is"):
+        check_reward(reward, where="here")
+
+
+def test_the_stored_value_of_a_subclass_is_the_reward() -> None:
+    assert check_reward(LyingFloat(0.5), where="x") == 0.5
+    assert check_reward(LyingInt(2), where="x") == 2.0
+
+
+@pytest.mark.parametrize("turn_rewards", [None, 1.0, "12", {0: 1.0}])
+def test_turn_rewards_that_are_no_sequence_are_a_reward_error(turn_rewards: Any) -> None:
+    score = Score(reward=1.0, success=True, turn_rewards=turn_rewards)
+    with pytest.raises(RewardError, match="turn_rewards must be a sequence"):
+        check_score(score, env="e")
+
+
+@pytest.mark.parametrize("tools", [None, 3, "python", {"a": 1}, [None], ["python", 3]])
+def test_tools_that_are_no_names_are_an_environment_error(tools: Any) -> None:
+    with pytest.raises(EnvError, match="e: tools must be a list of names"):
+        check_tools(tools, env="e")
+
+
+@pytest.mark.parametrize("rubric", [3, "score", object(), Score])
+def test_a_rubric_that_cannot_score_is_an_environment_error(rubric: Any) -> None:
+    with pytest.raises(EnvError, match="e: rubric must be None or an object with a method score"):
+        check_rubric(rubric, env="e")
