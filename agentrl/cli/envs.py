@@ -99,21 +99,29 @@ def _kwargs(env_id: str, overrides: tuple[str, ...]) -> dict[str, Any]:
 def _facts(env_id: str, kwargs: dict[str, Any], split: str) -> dict[str, Any]:
     from agentrl.env.base import Env
     from agentrl.env.registry import env_class, make_env
+    from agentrl.env.table import converted
+    from agentrl.env.validate import check_reset, check_tools
+    from agentrl.rollout.tasks import check_tasks, read_split
 
+    label = f"environment {env_id!r}"
     cls = env_class(env_id)
     env = make_env(env_id, kwargs)
-    tasks = env.tasks(split)
+    tasks = read_split(env, split, env_id=env_id)
+    if len(tasks):
+        check_tasks(tasks, source=f"{env_id} {split}")
     facts: dict[str, Any] = {
         "id": env_id,
         "summary": inspect.getdoc(cls) or "",
         "arguments": str(inspect.signature(cls)),
-        "tools": list(env.tools),
+        "tools": list(check_tools(env.tools, env=label)),
         f"tasks ({split})": len(tasks),
     }
-    if tasks:
+    if len(tasks):
         facts["first task"] = {"id": tasks[0].id, "tags": dict(tasks[0].tags)}
-    if tasks and isinstance(env, Env):
-        observation, _ = env.reset(seed=0, options={"task": tasks[0]})
-        facts["first observation"] = observation
-        env.close()
+    if len(tasks) and isinstance(env, Env):
+        with converted(label, "reset"):
+            value = env.reset(seed=0, options={"task": tasks[0]})
+        facts["first observation"], _ = check_reset(value, env=label)
+        with converted(label, "close"):
+            env.close()
     return facts

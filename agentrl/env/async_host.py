@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from agentrl.env.base import AsyncEnv, Episode, Observation, Rubric
@@ -36,6 +37,7 @@ async def with_deadline(
     try:
         done, _ = await asyncio.wait({task}, timeout=timeout_s)
     except asyncio.CancelledError:
+        task.add_done_callback(_retrieve)
         task.cancel()
         raise
     if done:
@@ -43,6 +45,25 @@ async def with_deadline(
     task.add_done_callback(_retrieve)
     task.cancel()
     raise timeout_error
+
+
+@contextmanager
+def _guarded(label: str, method: str, error_class: type[AgentRLError] = EnvError) -> Iterator[None]:
+    """As :func:`~agentrl.env.table.converted`, for a task of its own.
+
+    A ``CancelledError`` that nobody asked for is a bug of the environment, not the end of the run.
+    """
+    try:
+        with converted(label, method, error_class):
+            yield
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise error_class(
+            f"{label}: {method} raised CancelledError, though nothing cancelled it; "
+            "catch it where a task that it awaits may be cancelled"
+        ) from error
 
 
 async def _settled(method: Callable[[], Any]) -> Any:
@@ -65,7 +86,7 @@ async def score_on_loop(rubric: Rubric, episode: Episode, *, label: str, timeout
     """
 
     async def work() -> Score:
-        with converted(label, "the rubric", RewardError):
+        with _guarded(label, "the rubric", RewardError):
             return await rubric.score(episode)
 
     late = RewardTimeout(
@@ -151,7 +172,7 @@ class AsyncHostedEnv:
 
     async def _timed(self, method: str, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
         async def guarded() -> T:
-            with converted(self._label, method):
+            with _guarded(self._label, method):
                 return await work
 
         late = EnvTimeout(f"{self._label}: {method} did not return within {timeout_s:g} s")

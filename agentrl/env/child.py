@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import pickle
@@ -24,7 +25,11 @@ def main(descriptor: int, parent_pid: int) -> None:
     os.set_inheritable(descriptor, False)
     table = EnvTable()
     reader = FrameReader()
-    with socket.socket(fileno=descriptor) as connection:
+    # The parent may hang up in the middle of a call: there is no one left to tell.
+    with (
+        socket.socket(fileno=descriptor) as connection,
+        contextlib.suppress(BrokenPipeError, ConnectionResetError),
+    ):
         while data := connection.recv(1 << 18):
             for payload in reader.feed(data):
                 connection.sendall(frame(_answer(table, payload)))

@@ -72,7 +72,9 @@ def check_score(value: Any, *, env: str) -> Score:
         raise RewardError(f"{env}: Score.success must be a bool, got {_got(value.success)}")
     if not isinstance(value.parts, Mapping):
         raise RewardError(f"{env}: Score.parts must be a mapping, got {_got(value.parts)}")
-    if not isinstance(value.turn_rewards, Sequence) or isinstance(value.turn_rewards, str | bytes):
+    if not isinstance(value.turn_rewards, Sequence | np.ndarray) or isinstance(
+        value.turn_rewards, str | bytes
+    ):
         raise RewardError(
             f"{env}: Score.turn_rewards must be a sequence of floats, one a turn, "
             f"got {_got(value.turn_rewards)}"

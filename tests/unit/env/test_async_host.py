@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from misbehaving import Coroutines
 
+from agentrl.env.async_host import score_on_loop
 from agentrl.env.base import Episode
 from agentrl.env.config import EnvConfig
 from agentrl.env.host import EnvHosts
-from agentrl.errors import EnvError, EnvTimeout, RewardTimeout
+from agentrl.errors import EnvError, EnvTimeout, RewardError, RewardTimeout
 from agentrl.types import Action, Task
 
 
@@ -77,3 +78,49 @@ def test_cancelling_the_caller_cancels_the_step() -> None:
             await step
 
     asyncio.run(asyncio.wait_for(run(), 20))
+
+
+EPISODE = Episode(
+    task=Task(id="t", data={}),
+    messages=[],
+    turns=[],
+    info={},
+    sandboxes=None,  # type: ignore[arg-type]
+)
+
+
+class Cancelling:
+    async def score(self, episode: Episode) -> Any:
+        raise asyncio.CancelledError
+
+
+class Swallowing:
+    """Ignores its cancellation for a while."""
+
+    async def score(self, episode: Episode) -> Any:
+        for _ in range(3):
+            try:
+                await asyncio.sleep(0.3)
+            except asyncio.CancelledError:
+                continue
+
+
+def test_a_rubric_that_raises_cancelled_error_is_a_reward_error() -> None:
+    with pytest.raises(RewardError, match="e: the rubric raised CancelledError"):
+        asyncio.run(score_on_loop(Cancelling(), EPISODE, label="e", timeout_s=30))
+
+
+def test_a_rubric_that_swallows_its_cancellation_is_late() -> None:
+    with pytest.raises(RewardTimeout, match="e: the rubric did not return within 0.05 s"):
+        asyncio.run(score_on_loop(Swallowing(), EPISODE, label="e", timeout_s=0.05))
+
+
+def test_our_own_cancellation_still_ends_the_scoring() -> None:
+    async def run() -> None:
+        work = asyncio.create_task(score_on_loop(Swallowing(), EPISODE, label="e", timeout_s=30))
+        await asyncio.sleep(0.01)
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+
+    asyncio.run(run())

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from agentrl.cli.envs import _facts
 from agentrl.env.check import check_env
 from agentrl.env.config import EnvConfig
 from agentrl.env.findings import Finding, Level, error, grouped, warning
-from agentrl.errors import ConfigError, RegistryError
+from agentrl.errors import ConfigError, EnvError, RegistryError
 
 GOOD = '''
 import random
@@ -200,3 +201,20 @@ def test_an_asynchronous_environment_is_checked_too() -> None:
     file = Path(__file__).with_name("misbehaving.py")
     findings = asyncio.run(check_env(EnvConfig(id=f"{file}:Coroutines")))
     assert [finding.level for finding in findings] == [Level.INFO]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "def tasks(self, split): raise ValueError('no')",
+        "def tasks(self, split): raise SystemExit(0)",
+        "def tasks(self, split): return [3]",
+        "def reset(self, *, seed=None, options=None): raise ValueError('no')",
+        "tools = 3",
+    ],
+)
+def test_showing_a_broken_environment_is_one_error(tmp_path: Path, body: str) -> None:
+    path = tmp_path / "env.py"
+    path.write_text(f"{GOOD}\n    {body}\n")
+    with pytest.raises(EnvError):
+        _facts(f"{path}:Good", {}, "train")

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +16,7 @@ from misbehaving import GradedAsync
 
 from agentrl.env.base import Episode
 from agentrl.env.config import EnvConfig
+from agentrl.env.frames import frame
 from agentrl.env.host import EnvHosts
 from agentrl.errors import EnvError, EnvTimeout, InfrastructureError, RewardError
 from agentrl.types import Action, Task
@@ -215,3 +218,23 @@ def test_the_child_dies_when_the_parent_is_killed(command: str) -> None:
         parent.kill()
         parent.wait()
     assert wait_until_dead(pid)
+
+
+def test_a_child_whose_parent_hangs_up_before_the_answer_ends_without_a_traceback() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        call = frame(pickle.dumps(("close", 0, ())))
+        ours.sendall(call * 3)
+        ours.close()
+        code = (
+            "import sys; from agentrl.env.child import main; "
+            "main(int(sys.argv[1]), int(sys.argv[2]))"
+        )
+        ended = subprocess.run(
+            [sys.executable, "-c", code, str(theirs.fileno()), str(os.getpid())],
+            pass_fds=(theirs.fileno(),),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert (ended.returncode, ended.stderr) == (0, "")
