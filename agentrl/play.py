@@ -12,6 +12,7 @@ from rich.progress import track
 from agentrl.config.load import from_yaml, load
 from agentrl.config.schema import Config
 from agentrl.env.registry import make_env
+from agentrl.env.task_check import SPLITS
 from agentrl.errors import ConfigError
 from agentrl.launch import open_playground
 from agentrl.rollout.tasks import Dispatch, check_tasks, read_split
@@ -43,13 +44,15 @@ async def play_split(
     """Sample ``num_samples`` episodes of each of ``num_tasks`` tasks (0: all) of a split.
 
     Raises:
-        ConfigError: the counts make no sense.
+        ConfigError: the counts make no sense, or there is no such split.
         DataError: the split has no tasks.
     """
     if num_samples < 1 or num_tasks < 0:
         raise ConfigError(
             f"-n {num_samples} --tasks {num_tasks}: at least 1 sample, and 0 (all) or more tasks"
         )
+    if split not in SPLITS:
+        raise ConfigError(f"--split {split!r} is unknown; known: {', '.join(SPLITS)}")
     env = make_env(config.env.id, config.env.kwargs)
     tasks = read_split(env, split, env_id=config.env.id)
     check_tasks(tasks, source=f"{config.env.id} {split}")

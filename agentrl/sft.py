@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from agentrl.agent.renderer import Renderer
+from agentrl.cli.options import check_out_dir
 from agentrl.config.load import unknown_key_message
 from agentrl.dist.engines.fsdp import FSDPEngine
 from agentrl.env.config import EnvConfig
@@ -67,13 +68,12 @@ async def fine_tune(
         Losses, sizes and seconds.
 
     Raises:
-        ConfigError: neither or both sources, or ``out`` is not empty.
+        ConfigError: neither or both sources, or ``out`` is a file or not empty.
         DataError, EnvError, ModelError: the source or the model cannot be used.
     """
     if (env_id is None) == (data is None):
         raise ConfigError("give either --env (its demonstrations) or --data (a JSONL file)")
-    if out.exists() and any(out.iterdir()):
-        raise ConfigError(f"{str(out)!r} is not empty; give another directory")
+    check_out_dir(out)
     with warm_start_progress(quiet=False) as show:
         examples = (
             await _demonstrations(settings, env_id, show.report)

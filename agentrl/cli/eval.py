@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from agentrl.cli.options import env_option, model_option, overrides_argument, prepare_process
+from agentrl.cli.options import (
+    check_out_file,
+    env_option,
+    model_option,
+    overrides_argument,
+    prepare_process,
+)
 
 if TYPE_CHECKING:
     from agentrl.telemetry.evaluation import StratumResult
@@ -45,6 +51,8 @@ def command(
     from agentrl.telemetry.trajectory_io import write_trajectories
 
     config = playing_config(env_id, model, overrides)
+    if out is not None:
+        check_out_file(out)
     prepare_process(config.trainer.num_threads)
     trajectories = asyncio.run(
         play_split(config, split=split, num_samples=num_samples, num_tasks=num_tasks)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from agentrl.cli.options import check_out_dir
+
 
 @click.command("export")
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
@@ -17,12 +19,10 @@ def command(run: Path, out: Path, step: int | None) -> None:
     \b
     agentrl export runs/code_sandbox-20260101-1 my_model
     """
-    from agentrl.errors import ConfigError
     from agentrl.model.load import quiet_transformers
     from agentrl.train.open_model import open_run_model
 
-    if out.exists() and any(out.iterdir()):
-        raise ConfigError(f"{str(out)!r} is not empty; give another directory")
+    check_out_dir(out)
     loaded = open_run_model(run, step=step)
     with quiet_transformers():
         loaded.model.save_pretrained(out)

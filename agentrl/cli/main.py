@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from typing import NoReturn
 
 import click
 
@@ -62,7 +63,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the command line; errors of ours are one message and exit code 2."""
+    """Run the command line; errors of ours and of paths are one message and exit code 2."""
     # Threads that spin while they wait starve the sandboxes on small machines. Read when torch
     # loads, so it has to stand here.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -71,14 +72,34 @@ def main() -> None:
     try:
         cli.main(standalone_mode=False)
     except AgentRLError as error:
-        click.secho(f"{type(error).__name__}: {error}", fg="red", err=True)
-        sys.exit(2)
+        _refuse(error)
+    except OSError as error:
+        if error.filename is None:  # of no path that a user could mend
+            raise
+        _refuse(error)
+    except BaseExceptionGroup as group:
+        cause = _first_leaf(group)
+        if not isinstance(cause, AgentRLError):
+            raise
+        _refuse(cause)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         sys.exit(130)
+
+
+def _refuse(error: BaseException) -> NoReturn:
+    click.secho(f"{type(error).__name__}: {error}", fg="red", err=True)
+    sys.exit(2)
+
+
+def _first_leaf(error: BaseException) -> BaseException:
+    """Return the first error in a group; what followed it is mostly its consequence."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 if __name__ == "__main__":

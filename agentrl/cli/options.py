@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
+
+from agentrl.errors import ConfigError
 
 
 def overrides_argument(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,6 +47,41 @@ def quote(value: str) -> str:
     """Quote a value, so that paths and colons reach a setting as they are."""
     escaped = value.replace("'", "\\'")
     return f"'{escaped}'"
+
+
+def check_out_file(out: Path) -> None:
+    """See that the file ``out`` can be written, before anything is played for it.
+
+    Raises:
+        ConfigError: it is a directory or a device, or its directory cannot be created or written.
+    """
+    if os.path.lexists(out) and not out.is_file():
+        raise ConfigError(f"--out {str(out)!r} is no plain file; give the path of a file")
+    _check_writable(out.parent, what=f"--out {str(out)!r}")
+
+
+def check_out_dir(out: Path) -> None:
+    """See that ``out`` is an empty directory, or one that can be created.
+
+    Raises:
+        ConfigError: it is a file, holds something, or cannot be created or written.
+    """
+    if os.path.lexists(out) and not out.is_dir():
+        raise ConfigError(f"{str(out)!r} is a file; give a directory")
+    if out.exists() and any(out.iterdir()):
+        raise ConfigError(f"{str(out)!r} is not empty; give another directory")
+    _check_writable(out, what=repr(str(out)))
+
+
+def _check_writable(directory: Path, *, what: str) -> None:
+    """Look at the nearest directory that exists; creates nothing."""
+    nearest = directory.absolute()
+    while not os.path.lexists(nearest):
+        nearest = nearest.parent
+    if not nearest.is_dir():
+        raise ConfigError(f"{what}: {str(nearest)!r} is no directory; give another path")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise ConfigError(f"{what}: {str(nearest)!r} cannot be written; give another path")
 
 
 def prepare_process(num_threads: int) -> None:

@@ -7,7 +7,13 @@ from pathlib import Path
 
 import click
 
-from agentrl.cli.options import env_option, model_option, overrides_argument, prepare_process
+from agentrl.cli.options import (
+    check_out_file,
+    env_option,
+    model_option,
+    overrides_argument,
+    prepare_process,
+)
 
 
 @click.command("rollout")
@@ -34,6 +40,7 @@ def command(
     from agentrl.telemetry.trajectory_io import tokens_path, write_trajectories
 
     config = playing_config(env_id, model, overrides)
+    check_out_file(out)
     prepare_process(config.trainer.num_threads)
     trajectories = asyncio.run(
         play_split(config, split=split, num_samples=num_samples, num_tasks=num_tasks)

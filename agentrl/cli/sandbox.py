@@ -39,7 +39,13 @@ def check(backend: str, as_json: bool) -> None:
 @click.option("--timeout-s", default=10.0, show_default=True)
 def run(file: str, backend: str, timeout_s: float) -> None:
     """Run a Python file (or - for standard input) in a fresh sandbox."""
-    code = sys.stdin.read() if file == "-" else Path(file).read_text()
+    from agentrl.errors import ConfigError
+
+    try:
+        raw = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        code = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file!r} is no UTF-8 text ({error}); save it as UTF-8") from error
     result = asyncio.run(_run(backend, code, timeout_s))
     click.echo(result.stdout, nl=False)
     click.echo(result.stderr, nl=False, err=True)

@@ -80,12 +80,20 @@ def call(tool: str, arguments: str, state_json: str, allow_import: tuple[str, ..
 def _json_object(text: str, what: str) -> dict[str, Any]:
     from agentrl.errors import ToolError
 
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            twice = sorted({name for name, _ in pairs if [n for n, _ in pairs].count(name) > 1})
+            raise ToolError(f"{what} ambiguous: {', '.join(twice)} given twice; give it once")
+        return values
+
+    shown = repr(text if len(text) <= 200 else f"{text[:197]}...")
     try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ToolError(f"{what} no JSON ({error}); got {text!r}") from error
+        value = json.loads(text, object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise ToolError(f"{what} no JSON ({error}); got {shown}") from error
     if not isinstance(value, dict):
-        raise ToolError(f"{what} no JSON object but {type(value).__name__}; got {text!r}")
+        raise ToolError(f"{what} no JSON object but {type(value).__name__}; got {shown}")
     return value
 
 

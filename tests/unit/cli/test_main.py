@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cli.main import main
+from agentrl.cli.main import cli, main
+from agentrl.errors import EnvError
 
 
 class Shell:
@@ -75,6 +76,19 @@ def test_an_unknown_verb_suggests_the_nearest(agentrl: Shell) -> None:
         (["sft", "--env", "guess_number", "--model", "tiny", "--out", "x", "stps=1"], "steps"),
         (["tools", "call", "calculator", "not json"], "no JSON"),
         (["tools", "call", "calculator", "{}", "--state", "[1]"], "--state is no JSON object"),
+        (["tools", "call", "calculator", "[" * 100_000], "no JSON"),
+        (["tools", "call", "calculator", '{"a": ' + "9" * 5000 + "}"], "no JSON"),
+        (["tools", "call", "calculator", '{"a": 1, "a": 2}'], "a given twice"),
+        (["eval", "--env", "guess_number", "--split", "nope"], "known: train, val, test"),
+        (["eval", "--env", "guess_number", "--out", "."], "no plain file"),
+        (["eval", "--env", "guess_number", "--out", f"{__file__}/x"], "is no directory"),
+        (["rollout", "--env", "guess_number", "--out", "."], "no plain file"),
+        (["rollout", "--env", "guess_number", "--out", f"{__file__}/a/x"], "is no directory"),
+        (["rollout", "--env", "guess_number", "--out", "x" * 300], "File name too long"),
+        (["rollout", "--env", "guess_number", "--out", "x", "--split", "nope"], "known: train"),
+        (["sft", "--env", "guess_number", "--model", "tiny", "--out", __file__], "is a file"),
+        (["export", "/", __file__], "is a file"),
+        (["sandbox", "run", sys.executable], "no UTF-8 text"),
         (["tools", "check", "calculater"], "calculator"),
         (["envs", "check", "code_sandbx"], "code_sandbox"),
         (["sandbox", "check", "--backend", "locl"], "local"),
@@ -93,6 +107,40 @@ def test_a_mistake_is_one_message_and_exit_code_2(
     assert message in err
     assert "Traceback" not in err
     assert not list(tmp_path.iterdir()), "a refused command leaves nothing behind"
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (PermissionError(13, "Permission denied", "/locked/file"), "Permission denied"),
+        (ExceptionGroup("many", [ExceptionGroup("in", [EnvError("no tasks")])]), "no tasks"),
+    ],
+)
+def test_an_error_of_a_path_or_in_a_group_is_one_message(
+    agentrl: Shell, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
+) -> None:
+    _fail_with(monkeypatch, error)
+    code, _, err = agentrl("envs", "list")
+    assert code == 2 and message in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("no path"), ExceptionGroup("many", [KeyError("ours"), EnvError("after")])]
+)
+def test_a_fault_of_the_program_keeps_its_traceback(
+    agentrl: Shell, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    _fail_with(monkeypatch, error)
+    with pytest.raises(type(error)) as caught:
+        agentrl("envs", "list")
+    assert caught.value is error
+
+
+def _fail_with(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "main", fail)
 
 
 def test_lists_are_json_where_scripts_read(agentrl: Shell) -> None:
