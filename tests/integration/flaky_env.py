@@ -36,7 +36,9 @@ class Flaky(Env):
     def tasks(self, split: str) -> Sequence[Task]:
         kinds = self._kinds if split == "train" else ["good"]
         return [
-            Task(id=f"{split}-{kind}-{i}", data={"kind": kind}) for i in range(4) for kind in kinds
+            Task(id=f"{split}-{kind}-{i}", data={"kind": kind, "name": f"{split} {i}"})
+            for i in range(4)
+            for kind in kinds
         ]
 
     def demonstrations(self, split: str, seed: int) -> Iterator[Demonstration]:
