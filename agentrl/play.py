@@ -51,8 +51,9 @@ async def play_split(
         raise ConfigError(
             f"-n {num_samples} --tasks {num_tasks}: at least 1 sample, and 0 (all) or more tasks"
         )
-    if split not in SPLITS:
-        raise ConfigError(f"--split {split!r} is unknown; known: {', '.join(SPLITS)}")
+    known = (*SPLITS, "all")  # a benchmark such as HumanEval is one split
+    if split not in known:
+        raise ConfigError(f"--split {split!r} is unknown; known: {', '.join(known)}")
     env = make_env(config.env.id, config.env.kwargs)
     tasks = read_split(env, split, env_id=config.env.id)
     check_tasks(tasks, source=f"{config.env.id} {split}")
