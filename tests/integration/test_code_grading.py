@@ -12,7 +12,6 @@ from agentrl_envs.code_sandbox.humaneval import humaneval_tasks
 from agentrl_sandboxes.local import LocalBackend
 
 from agentrl.env.base import Episode
-from agentrl.errors import SandboxUnavailable
 from agentrl.sandbox.pool import SandboxPool
 from agentrl.testing.sandboxes import FakeSandboxes
 from agentrl.types import Score, Task
@@ -39,10 +38,7 @@ def with_pool(scenario: Callable[[SandboxPool], Awaitable[T]]) -> T:
         async with asyncio.timeout(120), SandboxPool(LocalBackend()) as pool:
             return await scenario(pool)
 
-    try:
-        return asyncio.run(main())
-    except SandboxUnavailable as error:
-        pytest.skip(str(error))
+    return asyncio.run(main())
 
 
 def grade(*sources: str | None, task: Task = TASK, **options: Any) -> list[Score]:

@@ -17,7 +17,6 @@ from agentrl.env.base import Demonstration, ScriptedTurn
 from agentrl.env.config import EnvConfig
 from agentrl.env.host import EnvHosts
 from agentrl.env.registry import make_env
-from agentrl.errors import SandboxUnavailable
 from agentrl.sandbox.base import SandboxProvider
 from agentrl.sandbox.pool import SandboxPool
 from agentrl.testing import FakeSandboxes, make_tokenizer
@@ -82,10 +81,7 @@ async def play(env_id: str, demos: list[Demonstration], *, sandboxed: bool) -> l
 )
 def test_a_written_demonstration_is_what_really_happens(env_id: str, sandboxed: bool) -> None:
     demos = list(itertools.islice(make_env(env_id).demonstrations("val", 1), 24))  # type: ignore[union-attr]
-    try:
-        trajectories = asyncio.run(play(env_id, demos, sandboxed=sandboxed))
-    except SandboxUnavailable as error:
-        pytest.skip(str(error))
+    trajectories = asyncio.run(play(env_id, demos, sandboxed=sandboxed))
     outcomes = set()
     for demo, trajectory in zip(demos, trajectories, strict=True):
         assert trajectory.stop_reason is StopReason.TERMINATED, trajectory.error
