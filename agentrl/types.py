@@ -182,6 +182,8 @@ class ToolResult:
     status: ToolStatus
     duration_s: float = 0.0
     truncated_tokens: int = 0
+    reward: float = 0.0
+    """What the tool paid for the call."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -283,6 +285,8 @@ class Turn:
     anchor: str | None = None
     terminated: bool = False
     truncated: bool = False
+    inherited: bool = False
+    """Sampled in the trajectory that this one branched off from: no tokens of its own."""
     timings_s: dict[str, float] = field(default_factory=dict)
     """``generate``, ``tools``, ``env``."""
 
@@ -311,6 +315,10 @@ class Trajectory:
     """Turns whose text the chat template would have rendered otherwise."""
     wall_clock_limited: bool = False
     """True where a wall-clock limit shaped the result: reproduction is then void."""
+    parent: int | None = None
+    """``sample_index`` of the member of the group that it branched off from."""
+    branch_turn: int = 0
+    """Turns before the branch; those are inherited."""
     timings_s: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -343,3 +351,9 @@ class TrajectoryGroup:
     """Version that was being sampled when the group was dispatched."""
     discarded: list[Trajectory] = field(default_factory=list)
     """Failed attempts that were run again: data for the record, never trained."""
+    index: int = 0
+    """Which dispatch of the run it was."""
+    baseline: Trajectory | None = None
+    """A greedy episode of the prompt, where the estimator compares with one. Never trained."""
+    gave_up: bool = False
+    """Too many members failed for the failure policy: data for the record, never trained."""

@@ -1,113 +1,228 @@
-"""Advantages: what each session was worth compared with its group.
+"""Credit: from rewards to one advantage per sampled token.
 
-Legend: ``S`` sessions, ``N`` tokens. Rewards and group labels are [S]; sessions that failed are
-left out by the caller before anything here sees them. All sums run in float64, so that a group's
-result does not depend on the order of its members beyond the last bits of that format.
+Estimators are pure functions of a :class:`CreditBatch`. It holds *sampled* tokens only, packed, so
+that observations between two turns cannot break a running return: they are not there.
+
+Legend: ``S`` sessions, ``K`` turns of all sessions in order, ``M`` sampled tokens of all turns in
+order. Failed sessions are left out by the caller before anything here sees them. Sums run in
+float64, so that a result does not depend on the order of a group's members beyond the last bits.
+
+A plug-in is a function by import path (``algo.advantage=./mine.py:estimate``)::
+
+    @estimator(needs=("anchors",), min_group=2)
+    def estimate(batch: CreditBatch, *, gamma: float = 1.0) -> Credit:
+        return Credit(batch.spread_sessions(batch.returns - batch.returns.mean()))
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-STD_EPSILON = 1e-6
-"""Added to the standard deviation, as in the GRPO paper (arXiv 2402.03300)."""
-EQUAL_TOLERANCE = 1e-6
-"""Rewards of a group that differ by less than this, relative to their size, count as equal."""
+from agentrl.registry import Registry
+
+NEEDS: dict[str, str] = {
+    "values": "a critic",
+    "old_logprobs": "the trainer's log-probabilities of the policy that sampled",
+    "sum_pi_squared": "the sum of squared probabilities at every sampled token",
+    "greedy_rewards": "a greedy episode for every prompt",
+    "anchors": "environments that implement anchor()",
+    "tree": "episodes that branch (rollout.tree), so environments with snapshot() and restore()",
+}
+"""What an estimator may ask for beyond rewards -> what provides it."""
 
 
-class Estimator(Protocol):
-    """An outcome estimator: one number per session."""
+@dataclass(slots=True, frozen=True, kw_only=True)
+class CreditBatch:
+    """What estimators see of a step: rewards, where they were earned, and who belongs together.
 
-    def __call__(self, rewards: Tensor, groups: Tensor, *, normalize_std: bool) -> Tensor:
-        """Return advantages, float32 [S].
+    Optional fields are there where the estimator declares them in ``needs``.
+    """
 
-        Args:
-            rewards: float [S], the return of each session.
-            groups: int64 [S], equal where two sessions answer the same prompt.
-            normalize_std: divide by the standard deviation (Bessel) of the group.
-        """
-        ...
+    group: Tensor
+    """int64 [S], equal where two sessions answer the same prompt."""
+    turns_per_session: Tensor
+    """int64 [S]; may be 0."""
+    tokens_per_turn: Tensor
+    """int64 [K]; may be 0 (a turn that the engine ended before its first token)."""
+    outcome_rewards: Tensor
+    """float64 [S], weighted; earned at the end of the session."""
+    turn_rewards: Tensor
+    """float64 [K], weighted: of the environment's step and of the tools."""
+    truncated: Tensor
+    """bool [S]: a limit, not the environment, ended the episode."""
+    named_rewards: Mapping[str, Tensor] = field(default_factory=dict)
+    """Name -> float64 [S], weighted; they add up to the return without ``token_penalties``."""
+    token_penalties: Tensor | None = None
+    """float32 [M]: added to the reward of a token (minus the weighted KL to the reference)."""
+    values: Tensor | None = None
+    """float32 [M]: the critic's value of the state in which the token was chosen."""
+    bootstrap_values: Tensor | None = None
+    """float32 [S]: its value of the state after the last token; read where truncated."""
+    old_logprobs: Tensor | None = None
+    """float32 [M]"""
+    sum_pi_squared: Tensor | None = None
+    """float32 [M]: sum over the vocabulary of squared probabilities."""
+    is_weights: Tensor | None = None
+    """float32 [M]: importance weights of the rollout correction, where it is on."""
+    greedy_rewards: Tensor | None = None
+    """float64 [S]: return of the greedy episode of the session's prompt."""
+    anchors: Tensor | None = None
+    """int64 [K]: equal where two turns start from the same state; -1 for none."""
+    parent: Tensor | None = None
+    """int64 [S]: the session that this one branched off from; -1 for a trunk."""
+    branch_turn: Tensor | None = None
+    """int64 [S]: turns before the branch, which are the parent's; 0 for a trunk."""
+
+    @property
+    def num_sessions(self) -> int:
+        """S."""
+        return len(self.group)
+
+    @property
+    def num_tokens(self) -> int:
+        """M."""
+        return int(self.tokens_per_turn.sum())
+
+    @property
+    def session_of_turn(self) -> Tensor:
+        """int64 [K]."""
+        return torch.repeat_interleave(self.turns_per_session)
+
+    @property
+    def turn_of_token(self) -> Tensor:
+        """int64 [M], index into the K turns."""
+        return torch.repeat_interleave(self.tokens_per_turn)
+
+    @property
+    def tokens_per_session(self) -> Tensor:
+        """int64 [S]."""
+        totals = torch.zeros(self.num_sessions, dtype=torch.int64)
+        return totals.index_add(0, self.session_of_turn, self.tokens_per_turn)
+
+    @property
+    def session_of_token(self) -> Tensor:
+        """int64 [M]."""
+        return torch.repeat_interleave(self.tokens_per_session)
+
+    @property
+    def returns(self) -> Tensor:
+        """Everything a session earned, token penalties included: float64 [S]."""
+        total = self.outcome_rewards.index_add(0, self.session_of_turn, self.turn_rewards)
+        if self.token_penalties is not None:
+            total = total.index_add(0, self.session_of_token, self.token_penalties.double())
+        return total
+
+    def spread_sessions(self, values: Tensor) -> Tensor:
+        """Give every token the value of its session: [S] -> float32 [M]."""
+        return torch.repeat_interleave(values.float(), self.tokens_per_session)
+
+    def spread_turns(self, values: Tensor) -> Tensor:
+        """Give every token the value of its turn: [K] -> float32 [M]."""
+        return torch.repeat_interleave(values.float(), self.tokens_per_turn)
+
+    def select(self, sessions: Tensor) -> CreditBatch:
+        """Return the sessions where the mask, bool [S], is True."""
+        turns, tokens = sessions[self.session_of_turn], sessions[self.session_of_token]
+        kept = {"session": sessions, "turn": turns, "token": tokens}
+        fields: dict[str, Any] = {
+            "named_rewards": {name: value[sessions] for name, value in self.named_rewards.items()}
+        }
+        for name, level in _LEVELS.items():
+            value = getattr(self, name)
+            fields[name] = None if value is None else value[kept[level]]
+        if self.parent is not None:  # parents are named by their position
+            position = sessions.cumsum(0) - 1
+            parent = fields["parent"]
+            fields["parent"] = torch.where(parent >= 0, position[parent.clamp(min=0)], parent)
+        return CreditBatch(**fields)
+
+
+_LEVELS = {
+    "group": "session",
+    "turns_per_session": "session",
+    "tokens_per_turn": "turn",
+    "outcome_rewards": "session",
+    "turn_rewards": "turn",
+    "truncated": "session",
+    "token_penalties": "token",
+    "values": "token",
+    "bootstrap_values": "session",
+    "old_logprobs": "token",
+    "sum_pi_squared": "token",
+    "is_weights": "token",
+    "greedy_rewards": "session",
+    "anchors": "turn",
+    "parent": "session",
+    "branch_turn": "session",
+}
 
 
 @dataclass(slots=True, frozen=True)
-class _Groups:
-    """Per-session statistics of the group each session belongs to; all [S]."""
+class Credit:
+    """What an estimator says of every sampled token."""
 
-    size: Tensor
-    mean: Tensor
-    std: Tensor
-    """Bessel-corrected; 0 for a group of one."""
-    has_signal: Tensor
-    """bool: the group has two members or more, and they did not all earn the same."""
-
-
-def grpo(rewards: Tensor, groups: Tensor, *, normalize_std: bool) -> Tensor:
-    """Return ``(R - mean) / (std + 1e-6)`` within each group (arXiv 2402.03300).
-
-    Without ``normalize_std`` it is ``R - mean`` (Dr. GRPO, arXiv 2503.20783). Groups whose members
-    earned the same, and groups of one, give exactly 0: neither float noise nor the raw reward of a
-    lone session becomes a gradient.
-    """
-    stats = _statistics(rewards, groups)
-    return _finish(rewards.double() - stats.mean, stats, normalize_std)
+    advantages: Tensor
+    """float32 [M]"""
+    value_targets: Tensor | None = None
+    """float32 [M]: what the critic is to predict; None where there is none."""
+    value_mask: Tensor | None = None
+    """bool [M]: tokens at which the critic is read and trained; None: all."""
 
 
-def rloo(rewards: Tensor, groups: Tensor, *, normalize_std: bool) -> Tensor:
-    """Return ``R`` minus the mean of the *other* members (arXiv 2402.14740).
+class Estimator(Protocol):
+    """A function of a batch and its own keyword arguments, marked by :func:`estimator`."""
 
-    Unbiased for two members or more (without ``normalize_std``). Edge cases as in :func:`grpo`.
-    """
-    stats = _statistics(rewards, groups)
-    scale = stats.size / (stats.size - 1).clamp(min=1)
-    return _finish(scale * (rewards.double() - stats.mean), stats, normalize_std)
+    needs: frozenset[str]
+    min_group: int
 
-
-ESTIMATORS: dict[str, Estimator] = {"grpo": grpo, "rloo": rloo}
+    def __call__(self, batch: CreditBatch, **kwargs: Any) -> Credit:
+        """Return the credit of all M tokens."""
+        ...
 
 
-def has_signal(rewards: Tensor, groups: Tensor) -> Tensor:
-    """Return bool [S]: False where every estimator here gives 0 (equal rewards, group of one)."""
-    return _statistics(rewards, groups).has_signal
+F = TypeVar("F", bound=Callable[..., Credit])
 
 
-def broadcast(advantages: Tensor, session_of_token: Tensor, loss_mask: Tensor) -> Tensor:
-    """Give every trained token the advantage of its session.
+def estimator(*, needs: tuple[str, ...] = (), min_group: int = 1) -> Callable[[F], F]:
+    """Decorator: declare what an estimator is fed.
 
     Args:
-        advantages: float [S].
-        session_of_token: int64 [N], index into ``advantages``.
-        loss_mask: bool [N].
-
-    Returns:
-        float32 [N], 0 where the mask is False.
+        needs: keys of :data:`NEEDS`; what cannot be provided is refused before a run starts.
+        min_group: fewest samples per prompt with which it says anything.
     """
-    return torch.where(loss_mask, advantages.float()[session_of_token], 0.0)
+    unknown = sorted(set(needs) - NEEDS.keys())
+    if unknown:
+        raise ValueError(f"unknown needs {unknown}; known: {', '.join(NEEDS)}")
+
+    def mark(function: F) -> F:
+        function.needs = frozenset(needs)  # pyright: ignore[reportFunctionMemberAccess]
+        function.min_group = min_group  # pyright: ignore[reportFunctionMemberAccess]
+        return function
+
+    return mark
 
 
-def _statistics(rewards: Tensor, groups: Tensor) -> _Groups:
-    if rewards.ndim != 1 or rewards.shape != groups.shape:
-        raise ValueError(
-            f"rewards {tuple(rewards.shape)} and groups {tuple(groups.shape)} must both be [S]"
-        )
-    values = rewards.double()
-    if not bool(values.isfinite().all()):
-        raise ValueError("rewards must be finite: failed sessions are left out before this")
-    labels, index = groups.unique(return_inverse=True)
-    zeros = values.new_zeros(len(labels))
-    size = zeros.index_add(0, index, torch.ones_like(values))
-    mean = zeros.index_add(0, index, values) / size
-    variance = zeros.index_add(0, index, (values - mean[index]) ** 2) / (size - 1).clamp(min=1)
-    highest = torch.full_like(zeros, -torch.inf).scatter_reduce(0, index, values, "amax")
-    lowest = torch.full_like(zeros, torch.inf).scatter_reduce(0, index, values, "amin")
-    scale = torch.maximum(highest.abs(), lowest.abs()).clamp(min=1.0)
-    differs = highest - lowest > EQUAL_TOLERANCE * scale
-    return _Groups(size[index], mean[index], variance.sqrt()[index], (differs & (size > 1))[index])
+ESTIMATORS: Registry[Any] = Registry(
+    "advantage estimator",
+    "agentrl.estimators",
+    {
+        "grpo": "agentrl.algo.group_baselines:grpo",
+        "rloo": "agentrl.algo.group_baselines:rloo",
+    },
+)
+"""Name -> function. More come by entry point or import path."""
 
 
-def _finish(centred: Tensor, stats: _Groups, normalize_std: bool) -> Tensor:
-    scaled = centred / (stats.std + STD_EPSILON) if normalize_std else centred
-    return torch.where(stats.has_signal, scaled, 0.0).float()
+def get_estimator(name: str) -> Estimator:
+    """Resolve a name or an import path; a function without the decorator needs nothing.
+
+    Raises:
+        RegistryError: nothing of that name.
+    """
+    found = ESTIMATORS.get(name)
+    return found if hasattr(found, "needs") else estimator()(found)

@@ -36,3 +36,8 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: str) -> Tensor:
         clamped = difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
         return ((-clamped).exp() + clamped - 1).clamp(-K3_LIMIT, K3_LIMIT)
     raise ValueError(f"unknown KL estimate {kind!r}; known: {', '.join(KL_KINDS)}")
+
+
+def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, kind: str) -> Tensor:
+    """Return the term of a loss, with gradient; shapes as in :func:`kl_estimate`."""
+    return kl_estimate(logprobs, ref_logprobs, kind)

@@ -1,73 +1,83 @@
-"""Policy losses: the loss of every token, and how a mini-batch sums them.
+"""The loss of a mini-batch: every token's policy loss, its weight, and what is added to it.
 
-Legend: ``N`` tokens of a micro-batch. Values at tokens that are not trained are ignored.
+The losses of single tokens stand in :mod:`agentrl.algo.policy_losses`. Legend: ``N`` tokens of a
+micro-batch, ``M`` trained ones of them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from agentrl.algo.kl import LOG_RATIO_LIMIT, kl_estimate
+from agentrl.algo.kl import kl_estimate, kl_penalty
 from agentrl.algo.mismatch import mismatch
 from agentrl.batch import Batch
+from agentrl.registry import Registry
+
+MAX_TURN_KEYS = 8
+"""Turns that have an entropy metric of their own."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
-class Clip:
-    """Bounds of the probability ratio."""
+class LossInput:
+    """What a token loss sees of a micro-batch: its trained tokens, rows whole and in order."""
 
-    low: float = 0.2
-    """Ratios below ``1 - low`` are clipped."""
-    high: float = 0.28
-    """Ratios above ``1 + high`` are clipped ("clip-higher", arXiv 2503.14476)."""
-    dual: float = 3.0
-    """Where the advantage is negative, the loss is at most ``-advantage * dual``
-    (arXiv 1912.09729)."""
+    logprobs: Tensor
+    """float32 [M], of the present policy, with gradient."""
+    old_logprobs: Tensor
+    """float32 [M], of the policy that the ratio is against."""
+    advantages: Tensor
+    """float32 [M]"""
+    row: Tensor
+    """int64 [M]: which sequence a token is of, 0-based within the micro-batch."""
+    num_rows: int
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+    """Name -> [M]: what the loss's ``prepare`` put there."""
 
 
 @dataclass(slots=True, frozen=True)
 class TokenLoss:
-    """What a loss says of each token; all [N]."""
+    """What a loss says of each token; all [M]."""
 
     loss: Tensor
     """float32, with gradient."""
     ratio: Tensor
-    """float32, new over old probability."""
+    """float32, new over old probability (or what the loss uses in its place)."""
     clipped: Tensor
     """bool: the gradient is cut off."""
 
 
 class TokenLossFn(Protocol):
-    """A loss per token."""
+    """A loss per token: a frozen dataclass whose fields are its settings."""
 
-    def __call__(
-        self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip: Clip
-    ) -> TokenLoss:
-        """Return the loss of each of the [N] tokens."""
+    def __call__(self, inputs: LossInput) -> TokenLoss:
+        """Return the loss of each of the [M] tokens."""
         ...
 
 
-def vanilla(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip: Clip) -> TokenLoss:
-    """Return the PPO clip loss (arXiv 1707.06347) with its two bounds apart and a dual clip.
+@runtime_checkable
+class PreparedLoss(Protocol):
+    """A loss that chooses tokens over a whole mini-batch.
 
-    ``max(-A r, -A clip(r, 1 - low, 1 + high))``, and where ``A < 0`` at most ``-A dual``.
+    It costs a forward pass of the mini-batch before its update, which makes the choice independent
+    of how the mini-batch is cut.
     """
-    log_ratio = (logprobs.float() - old_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    ratio = log_ratio.exp()
-    free = -advantages * ratio
-    bounded = -advantages * ratio.clamp(1 - clip.low, 1 + clip.high)
-    pessimistic = torch.maximum(free, bounded)
-    ceiling = -advantages * clip.dual
-    over = (advantages < 0) & (pessimistic > ceiling)
-    loss = torch.where(over, ceiling, pessimistic)
-    return TokenLoss(loss, ratio.detach(), (bounded > free) | over)
+
+    def prepare(
+        self, logprobs: Tensor, advantages: Tensor, *, generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        """Return token fields, name -> [M], from the mini-batch's trained tokens."""
+        ...
 
 
-LOSSES: dict[str, TokenLossFn] = {"vanilla": vanilla}
+LOSSES: Registry[Callable[..., TokenLossFn]] = Registry(
+    "policy loss", "agentrl.losses", {"vanilla": "agentrl.algo.policy_losses:Vanilla"}
+)
+"""Name -> dataclass. More come by entry point or import path."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -76,17 +86,21 @@ class PolicyLoss:
 
     Reads the token fields ``loss_mask``, ``advantages``, ``old_logprobs`` (of the policy that the
     ratio is against), ``loss_weights`` (:func:`~agentrl.algo.aggregate.token_weights` over the
-    whole mini-batch); ``ref_logprobs`` if ``kl_coef`` is not 0; and ``logprobs`` (the engine's) if
+    whole mini-batch); where there, ``is_weights``, ``turn`` and the fields in ``extra``;
+    ``ref_logprobs`` if ``kl_coef`` is not 0; and ``logprobs`` (the engine's) if
     ``measure_mismatch``.
 
     Metrics are shares of the mini-batch: those of its micro-batches add up to means over trained
     tokens. Names that end in ``_max`` are combined by maximum.
     """
 
+    token_loss: TokenLossFn
     num_tokens: int
     """Trained tokens of the whole mini-batch, over all ranks."""
-    loss: str = "vanilla"
-    clip: Clip = Clip()
+    num_turn_tokens: Mapping[int, int] = field(default_factory=dict)
+    """The same by turn index, for the entropy of each turn; empty: not reported."""
+    extra: tuple[str, ...] = ()
+    """Token fields for ``token_loss``."""
     entropy_coef: float = 0.0
     """Bonus per nat of entropy; needs the engine to be asked for entropy."""
     kl_coef: float = 0.0
@@ -100,10 +114,20 @@ class PolicyLoss:
     ) -> tuple[Tensor, dict[str, float]]:
         """Return the micro-batch's share of the loss, and of the metrics."""
         mask = batch.tokens["loss_mask"]
-        weights = batch.tokens["loss_weights"][mask]
         new, old = logprobs[mask], batch.tokens["old_logprobs"][mask]
-        token_loss = LOSSES[self.loss](new, old, batch.tokens["advantages"][mask], self.clip)
+        token_loss = self.token_loss(
+            LossInput(
+                logprobs=new,
+                old_logprobs=old,
+                advantages=batch.tokens["advantages"][mask],
+                row=batch.row_of_token.to(mask.device)[mask],
+                num_rows=batch.num_rows,
+                extra={name: batch.tokens[name][mask] for name in self.extra},
+            )
+        )
         per_token = token_loss.loss
+        if "is_weights" in batch.tokens:
+            per_token = per_token * batch.tokens["is_weights"][mask]
         total = max(self.num_tokens, 1)
         metrics = {
             "pg_clipfrac": int(torch.count_nonzero(token_loss.clipped)) / total,
@@ -111,20 +135,27 @@ class PolicyLoss:
             "ratio_max": float(token_loss.ratio.max()) if len(new) else 0.0,
         }
         if self.kl_coef:
-            penalty = kl_estimate(new, batch.tokens["ref_logprobs"][mask], self.kl_kind)
-            per_token = per_token + self.kl_coef * penalty
-            metrics["ref_kl"] = float(penalty.detach().sum()) / total
+            reference = batch.tokens["ref_logprobs"][mask]
+            per_token = per_token + self.kl_coef * kl_penalty(new, reference, self.kl_kind)
+            metrics["ref_kl"] = float(kl_estimate(new.detach(), reference, "k3").sum()) / total
         if entropy is not None:
-            metrics["entropy"] = float(entropy.detach()[mask].sum()) / total
+            metrics |= self._entropy_metrics(entropy.detach(), mask, batch)
             if self.entropy_coef:
                 per_token = per_token - self.entropy_coef * entropy[mask]
         elif self.entropy_coef:
             raise ValueError("entropy_coef is set, but the engine was not asked for entropy")
         if self.measure_mismatch:
             metrics |= mismatch(logprobs, batch.tokens["logprobs"], mask, num_tokens=total)
-        loss = (per_token * weights).sum()
+        loss = (per_token * batch.tokens["loss_weights"][mask]).sum()
         metrics["loss"] = float(loss.detach())
         return loss, metrics
+
+    def _entropy_metrics(self, entropy: Tensor, mask: Tensor, batch: Batch) -> dict[str, float]:
+        metrics = {"entropy": float(entropy[mask].sum()) / max(self.num_tokens, 1)}
+        for turn, count in self.num_turn_tokens.items():
+            of_turn = mask & (batch.tokens["turn"] == turn)
+            metrics[f"entropy/turn_{turn + 1}"] = float(entropy[of_turn].sum()) / max(count, 1)
+        return metrics
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -141,3 +172,12 @@ class SupervisedLoss:
         mask = batch.tokens["loss_mask"]
         loss = -(logprobs[mask] * batch.tokens["loss_weights"][mask]).sum()
         return loss, {"loss": float(loss.detach())}
+
+
+def make_loss(name: str, kwargs: Mapping[str, Any]) -> TokenLossFn:
+    """Build a token loss by name or import path.
+
+    Raises:
+        RegistryError: nothing of that name. ConfigError: an argument it does not take.
+    """
+    return LOSSES.get(name)(**kwargs)

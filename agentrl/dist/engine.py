@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -57,10 +57,15 @@ class TrainEngine(Protocol):
         """
         ...
 
-    def infer_batch(self, batch: Batch, *, tokens_per_micro_batch: int) -> Tensor:
-        """Return log-probabilities after temperature, float32 [N], without gradients.
+    def infer_batch(
+        self, batch: Batch, *, tokens_per_micro_batch: int, fields: Sequence[str] = ("logprobs",)
+    ) -> dict[str, Tensor]:
+        """Score every trained token without gradients.
 
-        Like those of :class:`LossFn`, 0 where ``loss_mask`` is False.
+        Returns:
+            Field -> float32 [N] on the CPU, 0 where ``loss_mask`` is False: of ``logprobs``
+            (after temperature), ``entropy`` (nats) and ``sum_pi_squared`` (sum over the vocabulary
+            of squared probabilities) those that were asked for.
         """
         ...
 

@@ -9,6 +9,7 @@ Legend: ``N`` tokens, ``B`` rows, ``T`` longest row, ``M`` trained tokens, ``V``
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,10 +36,14 @@ class TokenScorer:
         self._temperature = temperature
         self._plain_head = _has_plain_head(model)
 
-    def __call__(self, batch: Batch, *, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
-        """Return log-probabilities and entropies (nats), float32 [N], 0 where not trained.
+    def __call__(self, batch: Batch, *, fields: Sequence[str]) -> dict[str, Tensor]:
+        """Return the ``fields`` asked for, float32 [N], 0 where not trained.
 
         Takes the batch on the CPU; returns tensors on the model's device.
+
+        Args:
+            fields: of ``logprobs``, ``entropy`` (nats), ``sum_pi_squared`` (sum over the
+                vocabulary of squared probabilities).
 
         Raises:
             ValueError: the first token of a row is to be trained: nothing predicts it.
@@ -52,19 +57,17 @@ class TokenScorer:
         predictors = rows * ids.shape[1] + positions - 1
         targets = batch.tokens["ids"][trained].long()
         device = self._model.device
-        logprobs, entropy = self._score(
-            ids.to(device), predictors.to(device), targets.to(device), with_entropy
-        )
+        scores = self._score(ids.to(device), predictors.to(device), targets.to(device), fields)
         places = trained.to(device)
         zeros = torch.zeros(batch.num_tokens, device=device)
-        return (
-            zeros.index_copy(0, places, logprobs),
-            None if entropy is None else zeros.index_copy(0, places, entropy),
-        )
+        return {
+            name: zeros.index_copy(0, places, score)
+            for name, score in zip(fields, scores, strict=True)
+        }
 
     def _score(
-        self, ids: Tensor, predictors: Tensor, targets: Tensor, with_entropy: bool
-    ) -> tuple[Tensor, Tensor | None]:
+        self, ids: Tensor, predictors: Tensor, targets: Tensor, fields: Sequence[str]
+    ) -> tuple[Tensor, ...]:
         """Score [M] targets from [B, T - 1] ids; ``predictors`` index the flattened ids."""
         if self._plain_head:
             # Right-padded rows under a causal mask: padding is never attended to by a real token.
@@ -76,10 +79,10 @@ class TokenScorer:
         vocabulary = self._model.config.get_text_config().vocab_size
         rows_per_chunk = max(1, MAX_LOGITS // vocabulary)
         if len(states) <= rows_per_chunk:
-            return _from_logits(head(states), targets, self._temperature, with_entropy)
+            return _from_logits(head(states), targets, self._temperature, fields)
 
-        def chunk(part: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor | None]:
-            return _from_logits(head(part), wanted, self._temperature, with_entropy)
+        def chunk(part: Tensor, wanted: Tensor) -> tuple[Tensor, ...]:
+            return _from_logits(head(part), wanted, self._temperature, fields)
 
         parts = [
             checkpoint(chunk, part, wanted, use_reentrant=False)
@@ -87,19 +90,23 @@ class TokenScorer:
                 states.split(rows_per_chunk), targets.split(rows_per_chunk), strict=True
             )
         ]
-        logprobs = torch.cat([part[0] for part in parts])
-        return logprobs, torch.cat([part[1] for part in parts]) if with_entropy else None
+        return tuple(torch.cat(columns) for columns in zip(*parts, strict=True))
 
 
 def _from_logits(
-    logits: Tensor, targets: Tensor, temperature: float, with_entropy: bool
-) -> tuple[Tensor, Tensor | None]:
+    logits: Tensor, targets: Tensor, temperature: float, fields: Sequence[str]
+) -> tuple[Tensor, ...]:
     scaled = logits.float() if temperature == 1.0 else logits.float() / temperature
-    if not with_entropy:
-        return -F.cross_entropy(scaled, targets, reduction="none"), None
+    if tuple(fields) == ("logprobs",):
+        return (-F.cross_entropy(scaled, targets, reduction="none"),)
     log_softmax = scaled.log_softmax(-1)
-    entropy = -(log_softmax.exp() * log_softmax).sum(-1)
-    return log_softmax.gather(1, targets[:, None]).squeeze(1), entropy
+    probs = log_softmax.exp()
+    scores = {
+        "logprobs": lambda: log_softmax.gather(1, targets[:, None]).squeeze(1),
+        "entropy": lambda: -(probs * log_softmax).sum(-1),
+        "sum_pi_squared": lambda: probs.square().sum(-1),
+    }
+    return tuple(scores[name]() for name in fields)
 
 
 @torch.no_grad()

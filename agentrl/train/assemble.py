@@ -1,31 +1,42 @@
-"""From groups of trajectories to one ragged batch with token-level advantages."""
+"""From groups of trajectories to one ragged batch, and to what estimators see of it.
+
+Nothing here has met a model yet: rewards, masks, turns. Failed members leave their group's
+baseline and do not train; groups that the failure policy gave up are data for the record only.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from agentrl.algo.credit import ESTIMATORS, broadcast, has_signal
+from agentrl.algo.config import CreditConfig
+from agentrl.algo.credit import CreditBatch
 from agentrl.batch import Batch
+from agentrl.errors import TrainingError
 from agentrl.rollout.buffer import failure_causes
-from agentrl.train.config import AlgoConfig
-from agentrl.types import Segment, Trajectory, TrajectoryGroup
+from agentrl.types import Score, Trajectory, TrajectoryGroup, Turn
+
+BUILT_IN_REWARDS = ("outcome", "turn", "tool")
 
 
 @dataclass(slots=True, kw_only=True)
 class TrainBatch:
-    """What one step trains on.
+    """What one step trains on. Legend: ``S`` sessions, ``B`` rows, ``N`` tokens."""
 
-    ``batch`` has one row per segment of a session that carries signal: token fields ``ids``
-    (int64), ``loss_mask`` (bool), ``logprobs`` (of the behaviour policy, float32) and
-    ``advantages`` (float32), all [N]; row field ``session`` (int64 [B]) numbers trajectories.
-    """
-
+    sessions: list[Trajectory]
+    """Every trajectory with a score, in order of its group."""
+    credit: CreditBatch
+    """Their rewards and turns."""
     batch: Batch | None
+    """One row per segment of a session that sampled anything: token fields ``ids`` (int64),
+    ``loss_mask`` (bool), ``logprobs`` (of the engine, float32) and ``turn`` (int64, -1 where not
+    sampled), all [N]; row field ``session`` (int64 [B]) indexes ``sessions``. After credit was
+    assigned, only the rows that train are left, with ``advantages`` and what the loss needs. None
+    where nothing carries a gradient."""
     advantages: dict[str, list[np.ndarray]] = field(default_factory=dict)
     """Trajectory id -> one float32 [T] array per segment, for the record."""
     trained_ids: frozenset[str] = frozenset()
@@ -43,51 +54,51 @@ class TrainBatch:
         return self.batch is None
 
 
-def assemble(groups: Sequence[TrajectoryGroup], config: AlgoConfig) -> TrainBatch:
-    """Give every sampled token its advantage.
+def assemble(
+    groups: Sequence[TrajectoryGroup], configs: Mapping[str, CreditConfig]
+) -> TrainBatch:
+    """Pack the scored trajectories of a step.
 
-    Failed members leave the group's baseline and do not train. Groups in which every member
-    earned the same are left out where ``algo.drop_zero_variance`` says so: their advantage is 0,
-    and their tokens would only dilute the mean.
+    Args:
+        configs: by environment: how rewards are weighed.
+
+    Raises:
+        TrainingError: ``reward_weights`` names a part that a rubric did not give.
     """
-    sessions = [
+    members = [
         (index, trajectory)
         for index, group in enumerate(groups)
+        if not group.gave_up
         for trajectory in group.trajectories
         if not trajectory.failed
     ]
-    returns = torch.tensor(
-        [weighted_return(trajectory, config) for _, trajectory in sessions], dtype=torch.float32
-    )
-    group_of = torch.tensor([index for index, _ in sessions], dtype=torch.int64)
-    advantages = ESTIMATORS[config.advantage](returns, group_of, normalize_std=config.normalize_std)
-    signal = has_signal(returns, group_of)
-    chosen = [
-        number
-        for number, (_, trajectory) in enumerate(sessions)
-        if trajectory.num_sampled_tokens > 0
-        and (bool(signal[number]) or not config.drop_zero_variance)
-    ]
-    with_signal = set(group_of[signal].tolist())
+    sessions = [trajectory for _, trajectory in members]
     return TrainBatch(
-        batch=_pack([sessions[i][1] for i in chosen], advantages[chosen]) if chosen else None,
-        advantages={
-            trajectory.id: [_on_sampled(segment, float(value)) for segment in trajectory.segments]
-            for (_, trajectory), value in zip(sessions, advantages, strict=True)
-        },
-        trained_ids=frozenset(sessions[number][1].id for number in chosen),
-        why_empty=_why_empty(groups, len(groups) - len(with_signal)),
+        sessions=sessions,
+        credit=_credit_batch(groups, members, configs),
+        batch=_pack(sessions),
+        why_empty=failure_causes(groups),
     )
 
 
-def weighted_return(trajectory: Trajectory, config: AlgoConfig) -> float:
-    """Outcome reward plus the rewards of the turns, each with its weight."""
-    if trajectory.score is None:
-        return 0.0
-    turns = sum(turn.reward for turn in trajectory.turns)
-    return (
-        config.outcome_reward_weight * trajectory.score.reward + config.turn_reward_weight * turns
-    )
+def weighted_rewards(trajectory: Trajectory, weights: Mapping[str, float]) -> dict[str, float]:
+    """Return every named reward times its weight; they add up to the return.
+
+    Raises:
+        TrainingError: a weight names a part that the rubric did not give.
+    """
+    score = trajectory.score
+    assert score is not None, "failed trajectories are left out before this"
+    turns = [_turn_reward(turn, weights) for turn in trajectory.turns]
+    rewards = {
+        "outcome": weights.get("outcome", 0.0) * score.reward,
+        "turn": float(sum(turn for turn, _ in turns)),
+        "tool": float(sum(tool for _, tool in turns)),
+    }
+    for name, weight in weights.items():
+        if name not in BUILT_IN_REWARDS:
+            rewards[name] = weight * _part(score, name, trajectory)
+    return rewards
 
 
 def split_sessions(batch: Batch, num_parts: int, *, seed: int) -> list[Batch]:
@@ -111,31 +122,125 @@ def split_sessions(batch: Batch, num_parts: int, *, seed: int) -> list[Batch]:
     return [batch.select(part) for part in parts if part]
 
 
-def _pack(trajectories: Sequence[Trajectory], advantages: torch.Tensor) -> Batch:
-    segments = [
-        (session, segment)
-        for session, trajectory in enumerate(trajectories)
-        for segment in trajectory.segments
+def _credit_batch(
+    groups: Sequence[TrajectoryGroup],
+    members: Sequence[tuple[int, Trajectory]],
+    configs: Mapping[str, CreditConfig],
+) -> CreditBatch:
+    weights = [configs[t.env_id].reward_weights for _, t in members]
+    named = [weighted_rewards(t, w) for (_, t), w in zip(members, weights, strict=True)]
+    own = [_own_turns(trajectory) for _, trajectory in members]
+    turn_rewards = [
+        sum(_turn_reward(turn, w)) for turns, w in zip(own, weights, strict=True) for turn in turns
     ]
-    batch = Batch.from_rows(
-        {
-            "ids": [torch.from_numpy(segment.ids) for _, segment in segments],
-            "loss_mask": [torch.from_numpy(segment.loss_mask) for _, segment in segments],
-            "logprobs": [torch.from_numpy(segment.logprobs) for _, segment in segments],
+    # What is not of the session's own turns is earned at its end: the outcome, and of a branch
+    # also what its prefix earned.
+    returns = torch.tensor([sum(rewards.values()) for rewards in named], dtype=torch.float64)
+    turns_per_session = torch.tensor([len(turns) for turns in own], dtype=torch.int64)
+    paid = torch.tensor(turn_rewards, dtype=torch.float64)
+    outcome = returns.index_add(0, torch.repeat_interleave(turns_per_session), -paid)
+    return CreditBatch(
+        group=torch.tensor([index for index, _ in members], dtype=torch.int64),
+        turns_per_session=turns_per_session,
+        tokens_per_turn=torch.tensor(
+            [turn.end - turn.start for turns in own for turn in turns], dtype=torch.int64
+        ),
+        outcome_rewards=outcome,
+        turn_rewards=paid,
+        truncated=torch.tensor(
+            [trajectory.stop_reason.is_truncation for _, trajectory in members], dtype=torch.bool
+        ),
+        named_rewards={
+            name: torch.tensor([rewards.get(name, 0.0) for rewards in named], dtype=torch.float64)
+            for name in dict.fromkeys(name for rewards in named for name in rewards)
         },
-        {"session": torch.tensor([session for session, _ in segments], dtype=torch.int64)},
+        anchors=_anchors(members, own),
+        greedy_rewards=_greedy_rewards(groups, members, weights),
+        **_branches(members),
     )
-    session_of_token = batch.rows["session"][batch.row_of_token]
-    batch.tokens["advantages"] = broadcast(advantages, session_of_token, batch.tokens["loss_mask"])
-    return batch
 
 
-def _on_sampled(segment: Segment, value: float) -> np.ndarray:
-    return np.where(segment.loss_mask, np.float32(value), np.float32(0.0))
+def _own_turns(trajectory: Trajectory) -> list[Turn]:
+    """The turns sampled in this trajectory: those of a branch's prefix are the parent's."""
+    return [turn for turn in trajectory.turns if not turn.inherited]
 
 
-def _why_empty(groups: Sequence[TrajectoryGroup], num_flat: int) -> str:
-    return (
-        f"{num_flat} of {len(groups)} groups without a difference in reward; "
-        f"{failure_causes(groups)}"
+def _turn_reward(turn: Turn, weights: Mapping[str, float]) -> tuple[float, float]:
+    tools = sum(result.reward for result in turn.tool_results)
+    return weights.get("turn", 0.0) * turn.reward, weights.get("tool", 0.0) * tools
+
+
+def _part(score: Score, name: str, trajectory: Trajectory) -> float:
+    if name not in score.parts:
+        known = ", ".join([*BUILT_IN_REWARDS, *score.parts])
+        raise TrainingError(
+            f"algo.reward_weights.{name}: the rubric of {trajectory.env_id!r} gave no part of that "
+            f"name for trajectory {trajectory.id}; there are: {known}"
+        )
+    return score.parts[name]
+
+
+def _anchors(members: Sequence[tuple[int, Trajectory]], own: Sequence[list[Turn]]) -> torch.Tensor:
+    """Number the states by (group, anchor); -1 where the environment names none."""
+    labels: dict[tuple[int, str], int] = {}
+    numbers = [
+        -1 if turn.anchor is None else labels.setdefault((group, turn.anchor), len(labels))
+        for (group, _), turns in zip(members, own, strict=True)
+        for turn in turns
+    ]
+    return torch.tensor(numbers, dtype=torch.int64)
+
+
+def _greedy_rewards(
+    groups: Sequence[TrajectoryGroup],
+    members: Sequence[tuple[int, Trajectory]],
+    weights: Sequence[Mapping[str, float]],
+) -> torch.Tensor | None:
+    if not members or any(groups[index].baseline is None for index, _ in members):
+        return None
+    return torch.tensor(
+        [
+            sum(weighted_rewards(baseline, w).values())
+            for (index, _), w in zip(members, weights, strict=True)
+            if (baseline := groups[index].baseline) is not None
+        ],
+        dtype=torch.float64,
     )
+
+
+def _branches(members: Sequence[tuple[int, Trajectory]]) -> dict[str, torch.Tensor]:
+    """Position of each session's parent; -1 for a trunk, and where the parent failed."""
+    position = {(group, t.sample_index): number for number, (group, t) in enumerate(members)}
+    parents = [
+        -1 if t.parent is None else position.get((group, t.parent), -1) for group, t in members
+    ]
+    return {
+        "parent": torch.tensor(parents, dtype=torch.int64),
+        "branch_turn": torch.tensor([t.branch_turn for _, t in members], dtype=torch.int64),
+    }
+
+
+def _pack(sessions: Sequence[Trajectory]) -> Batch | None:
+    segments = [
+        (session, index, segment)
+        for session, trajectory in enumerate(sessions)
+        for index, segment in enumerate(trajectory.segments)
+        if segment.loss_mask.any()
+    ]
+    if not segments:
+        return None
+    fields = {
+        name: [torch.from_numpy(getattr(segment, name)) for _, _, segment in segments]
+        for name in ("ids", "loss_mask", "logprobs")
+    }
+    fields["turn"] = [_turn_of_token(sessions[s], index) for s, index, _ in segments]
+    rows = {"session": torch.tensor([session for session, _, _ in segments], dtype=torch.int64)}
+    return Batch.from_rows(fields, rows)
+
+
+def _turn_of_token(trajectory: Trajectory, segment: int) -> torch.Tensor:
+    turns = torch.full((len(trajectory.segments[segment]),), -1, dtype=torch.int64)
+    for turn in _own_turns(trajectory):
+        if turn.segment == segment:
+            turns[turn.start : turn.end] = turn.index
+    return turns

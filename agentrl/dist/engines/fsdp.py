@@ -7,7 +7,7 @@ shards them, with the same results.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -92,11 +92,15 @@ class FSDPEngine:
             batch without any trained token changes nothing (``micro_batches`` = 0).
         """
         metrics: dict[str, float] = {}
+        fields = ("logprobs", "entropy") if with_entropy else ("logprobs",)
         num_micro_batches = 0
         for part, _ in self._micro_batches(batch, tokens_per_micro_batch):
             with self._autocast():
-                logprobs, entropy = self._scorer(part, with_entropy=with_entropy)
-            loss, found = loss_fn(logprobs, entropy, _to_device(part, logprobs.device))
+                scores = self._scorer(part, fields=fields)
+            logprobs = scores["logprobs"]
+            loss, found = loss_fn(
+                logprobs, scores.get("entropy"), _to_device(part, logprobs.device)
+            )
             loss.backward()
             _merge(metrics, found)
             num_micro_batches += 1
@@ -106,17 +110,18 @@ class FSDPEngine:
         return metrics
 
     @torch.no_grad()
-    def infer_batch(self, batch: Batch, *, tokens_per_micro_batch: int) -> Tensor:
-        """Return log-probabilities after temperature, float32 [N] on the CPU.
-
-        0 where ``loss_mask`` is False.
-        """
-        out = torch.zeros(batch.num_tokens)
+    def infer_batch(
+        self, batch: Batch, *, tokens_per_micro_batch: int, fields: Sequence[str] = ("logprobs",)
+    ) -> dict[str, Tensor]:
+        """Score every trained token; see :meth:`~agentrl.dist.engine.TrainEngine.infer_batch`."""
+        out = {name: torch.zeros(batch.num_tokens) for name in fields}
         for part, rows in self._micro_batches(batch, tokens_per_micro_batch):
             with self._autocast():
-                logprobs, _ = self._scorer(part, with_entropy=False)
+                scores = self._scorer(part, fields=fields)
             spans = [range(int(batch.cu_seqlens[r]), int(batch.cu_seqlens[r + 1])) for r in rows]
-            out[torch.tensor([i for span in spans for i in span])] = logprobs.cpu()
+            places = torch.tensor([i for span in spans for i in span])
+            for name in fields:
+                out[name][places] = scores[name].cpu()
         return out
 
     def export_params(self) -> Iterator[tuple[str, Tensor]]:
