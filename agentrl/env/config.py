@@ -7,6 +7,23 @@ from typing import Any
 
 
 @dataclass(slots=True, kw_only=True)
+class MixEntry:
+    """One of several environments that are trained together."""
+
+    id: str = ""
+    """A registered id, ``package.module:Class`` or ``./file.py:Class``."""
+    weight: float = 1.0
+    """Its share of the prompts is this over the sum of all weights."""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Arguments of its constructor, checked against its signature."""
+    name: str | None = None
+    """What metrics and trajectories call it; None: ``id``. Entries need names that differ."""
+    algo: dict[str, Any] = field(default_factory=dict)
+    """Settings of ``algo`` that are others for this environment: ``advantage``,
+    ``advantage_kwargs``, ``gamma``, ``lam``, ``reward_weights``."""
+
+
+@dataclass(slots=True, kw_only=True)
 class EnvConfig:
     """Which environment, with which arguments, hosted how."""
 
@@ -14,6 +31,10 @@ class EnvConfig:
     """A registered id, ``package.module:Class`` or ``./file.py:Class``."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Arguments of its constructor, checked against its signature."""
+    mix: list[MixEntry] = field(default_factory=list)
+    """Several environments in place of ``id`` and ``kwargs``: ``[{id: a, weight: 2}, {id: b}]``; an
+    entry has ``id``, ``weight``, ``kwargs``, ``name`` and ``algo`` (settings of the algorithm that
+    are others for it)."""
     threads: int = 16
     """Threads that synchronous environments share; each environment stays on one."""
     processes: int = 4

@@ -33,7 +33,7 @@ class GroupRunner:
 
     Args:
         run_sample: plays one episode; returns failures as data.
-        env_id: for the record.
+        env_id: name of the environment, for the record.
         num_samples: G.
         temperature: of the sampling.
         failure: the policy for members that failed.
@@ -41,6 +41,7 @@ class GroupRunner:
         purpose: separates the seeds of training and of evaluations.
         concurrency: shared bound on episodes in flight.
         policy_version: tells the version that is being sampled.
+        namespace: part of seeds and ids of groups, where several environments share a run.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class GroupRunner:
         purpose: str,
         concurrency: asyncio.Semaphore,
         policy_version: Callable[[], int],
+        namespace: str = "",
     ) -> None:
         self._run_sample = run_sample
         self._env_id = env_id
@@ -62,7 +64,7 @@ class GroupRunner:
         self._temperature = temperature
         self._failure = failure
         self._seed = seed
-        self._purpose = purpose
+        self._scope = (purpose, namespace) if namespace else (purpose,)
         self._concurrency = concurrency
         self._policy_version = policy_version
 
@@ -73,7 +75,7 @@ class GroupRunner:
             TrainingError: a member failed under the policy ``fail_fast``.
         """
         group = TrajectoryGroup(
-            id=f"{self._purpose}-{dispatch.index}",
+            id="-".join((*self._scope, str(dispatch.index))),
             task=dispatch.task,
             env_id=self._env_id,
             trajectories=[],
@@ -92,7 +94,7 @@ class GroupRunner:
     ) -> Trajectory:
         retries = self._failure.k if self._failure.policy is FailurePolicy.retry_fresh else 0
         for attempt in range(retries + 1):
-            parts = (self._purpose, dispatch.epoch, dispatch.task.id, sample_index, attempt)
+            parts = (*self._scope, dispatch.epoch, dispatch.task.id, sample_index, attempt)
             sample = Sample(
                 task=dispatch.task,
                 group_id=group.id,

@@ -21,6 +21,8 @@ class Dispatch:
     index: int
     epoch: int
     task: Task
+    env: str = ""
+    """Name of its environment, where there may be several."""
 
 
 class TaskStream:

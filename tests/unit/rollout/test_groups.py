@@ -8,6 +8,7 @@ from agentrl.errors import TrainingError
 from agentrl.rollout.config import FailureConfig, FailurePolicy
 from agentrl.rollout.groups import GroupRunner, Sample, is_trainable
 from agentrl.rollout.tasks import Dispatch
+from agentrl.seeding import derive_seed
 from agentrl.types import Score, StopReason, Task, Trajectory, TrajectoryGroup
 
 
@@ -114,3 +115,36 @@ def test_each_policy_decides_which_groups_train(
     group, played = play({(index, 0) for index in range(num_failed)}, failure)
     assert len(played) == 4, "only retry_fresh plays again"
     assert is_trainable(group, failure) is trainable
+
+
+def test_environments_that_share_ids_of_tasks_share_neither_seeds_nor_groups() -> None:
+    def run(namespace: str) -> tuple[TrajectoryGroup, list[int]]:
+        seeds: list[int] = []
+
+        async def run_sample(sample: Sample) -> Trajectory:
+            seeds.append(sample.seed)
+            return trajectory(sample, failed=False)
+
+        async def scenario() -> TrajectoryGroup:
+            runner = GroupRunner(
+                run_sample,
+                env_id=namespace or "e",
+                num_samples=2,
+                temperature=1.0,
+                failure=RETRY,
+                seed=0,
+                purpose="train",
+                concurrency=asyncio.Semaphore(2),
+                policy_version=lambda: 0,
+                namespace=namespace,
+            )
+            return await runner.run(Dispatch(index=5, epoch=1, task=Task(id="a", data={})))
+
+        return asyncio.run(scenario()), seeds
+
+    groups, seeds = zip(*(run(name) for name in ("one", "two", "")), strict=True)
+    assert [group.id for group in groups] == ["train-one-5", "train-two-5", "train-5"]
+    assert len({seed for some in seeds for seed in some}) == 6
+    assert seeds[2] == [sample.seed for sample in play(set(), RETRY, n=2)[1]]
+    # Of a run with one environment, as they have always been.
+    assert seeds[2][0] == derive_seed(0, "train", 1, "a", 0, 0)
