@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -74,16 +75,39 @@ class KLConfig:
     """Trajectories over which an adaptive coefficient reacts."""
 
 
+REJECT_STATISTICS: dict[str, str] = {
+    "token_k1": "-log r of the token",
+    "token_k2": "(log r)^2 / 2 of the token",
+    "token_k3": "r - 1 - log r of the token",
+    "seq_sum_k1": "sum of k1 over the trajectory",
+    "seq_sum_k2": "sum of k2 over the trajectory",
+    "seq_sum_k3": "sum of k3 over the trajectory",
+    "seq_mean_k1": "mean of k1 over the trajectory (the geometric mean ratio)",
+    "seq_mean_k2": "mean of k2 over the trajectory",
+    "seq_mean_k3": "mean of k3 over the trajectory",
+    "seq_max_k2": "largest k2 of the trajectory",
+    "seq_max_k3": "largest k3 of the trajectory",
+}
+"""Name -> formula, with ``r`` the trainer's over the engine's probability of a sampled token."""
+
+
 @dataclass(slots=True, kw_only=True)
 class RejectConfig:
     """One rule that takes tokens or trajectories out of the loss."""
 
     statistic: str
     """``token_k1..k3``, ``seq_sum_k1..k3``, ``seq_mean_k1..k3``, ``seq_max_k2``, ``seq_max_k3``."""
-    low: float | None = None
-    """For ``k1``, a ratio: rejected below. Not used by ``k2`` and ``k3``."""
     high: float
-    """Rejected above."""
+    """Rejected above. For ``k1`` a bound of ``exp(k1)``, the *engine's over the trainer's*
+    probability: 2 rejects what the trainer finds less than half as likely as the engine did."""
+    low: float | None = None
+    """For ``k1`` the other bound of that ratio; None takes ``1 / high``. ``k2`` and ``k3`` measure
+    a distance and have no lower bound."""
+
+    @property
+    def lowest(self) -> float:
+        """Lower bound of the ratio of ``k1``."""
+        return 1 / self.high if self.low is None else self.low
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,9 +121,40 @@ class CorrectionConfig:
     lower: float | None = None
     """With a lower end, weights outside of ``[lower, upper]`` become 0 instead (IcePop)."""
     normalize: bool = False
-    """Divide weights by their mean over the step's tokens."""
+    """Divide weights by their mean over what is trained on: its tokens for ``token``, its
+    trajectories for ``sequence`` and ``geometric``."""
     reject: list[RejectConfig] = field(default_factory=list)
-    """Rules that take tokens out of the loss and of its denominators."""
+    """Rules that take tokens out of the loss and of its denominators; all must be passed."""
+
+
+def correction_problems(config: CorrectionConfig) -> Iterator[str]:
+    """Yield what cannot work about the bounds, one line each; nothing if all is well."""
+    if not config.upper > 0:
+        yield f"algo.correction.upper={config.upper}: must be above 0"
+    if config.lower is not None and not 0 < config.lower <= config.upper:
+        yield (
+            f"algo.correction.lower={config.lower}: must be above 0 and at most "
+            f"upper={config.upper}; without it weights are cut to upper only"
+        )
+    seen: set[str] = set()
+    for rule in config.reject:
+        name = f"algo.correction.reject, {rule.statistic!r}"
+        if rule.statistic not in REJECT_STATISTICS:
+            yield f"{name}: no such statistic; known: {', '.join(REJECT_STATISTICS)}"
+            continue
+        if rule.statistic in seen:
+            yield f"{name}: stands there twice; keep the tighter rule"
+        seen.add(rule.statistic)
+        if not rule.high > 0:
+            yield f"{name}: high={rule.high} must be above 0"
+        elif not rule.statistic.endswith("k1"):
+            if rule.low is not None:
+                yield f"{name}: measures a distance and takes no low; got low={rule.low}"
+        elif not 0 < rule.lowest <= rule.high:
+            yield (
+                f"{name}: a ratio needs 0 < low <= high, got low={rule.lowest:g} (1 / high if "
+                f"left out), high={rule.high:g}"
+            )
 
 
 @dataclass(slots=True, kw_only=True)
