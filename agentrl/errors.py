@@ -21,6 +21,7 @@ message, so that it can cross a process boundary).
     ├── SandboxError           a sandbox could not be created or reached (infrastructure)
     │   └── SandboxUnavailable     the backend cannot work on this machine
     ├── InfrastructureError    a failure that is nobody's decision: server lost, retries spent
+    │   └── RewardServiceError     a judge or reward model could not be reached, retries spent
     ├── RenderError            a chat template that the renderer cannot follow exactly
     ├── EngineError            a rollout engine refused or lost a request
     └── TrainingError          training cannot go on (no signal, non-finite gradients in a row)
@@ -88,6 +89,10 @@ class SandboxUnavailable(SandboxError):
 
 class InfrastructureError(AgentRLError):
     """A failure that is nobody's decision: a server lost, retries spent."""
+
+
+class RewardServiceError(InfrastructureError):
+    """A judge or reward model that could not be reached, retries spent."""
 
 
 class RenderError(AgentRLError):

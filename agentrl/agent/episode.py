@@ -21,6 +21,7 @@ from agentrl.errors import (
     AgentRLError,
     EnvError,
     RenderError,
+    RewardError,
     SandboxError,
 )
 from agentrl.seeding import derive_seed
@@ -244,6 +245,8 @@ class EpisodeRun:
             self._wall_clock_limited |= result.status is ToolStatus.TIMEOUT
             if result.status is ToolStatus.INFRA_ERROR:
                 self._error = turn.error = f"tool {call.name}: {result.content}"
+                if isinstance(self._tools.failure, RewardError):
+                    return StopReason.REWARD_ERROR
                 is_sandbox = isinstance(self._tools.failure, SandboxError)
                 return StopReason.SANDBOX_ERROR if is_sandbox else StopReason.TOOL_INFRA_ERROR
         turn.timings_s["tools"] = time.perf_counter() - start

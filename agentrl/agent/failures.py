@@ -11,6 +11,7 @@ from agentrl.errors import (
     EnvTimeout,
     InfrastructureError,
     RewardError,
+    RewardServiceError,
     SandboxError,
     SandboxUnavailable,
 )
@@ -22,6 +23,7 @@ _STOP_REASONS: tuple[tuple[type[AgentRLError], StopReason], ...] = (
     (RewardError, StopReason.REWARD_ERROR),
     (SandboxError, StopReason.SANDBOX_ERROR),
     (EngineError, StopReason.ENGINE_ERROR),
+    (RewardServiceError, StopReason.REWARD_INFRA_ERROR),
     # Raised by environments whose thread or server was lost.
     (InfrastructureError, StopReason.ENV_ERROR),
 )

@@ -20,6 +20,16 @@ class ToolContext:
     """What the environment hands to this tool for this task (``Env.tool_state``)."""
 
 
+@dataclass(slots=True, frozen=True, kw_only=True)
+class ToolReply:
+    """An answer that also pays the call that it answers."""
+
+    content: Any
+    """What the model is shown: text, a number, or JSON values."""
+    reward: float = 0.0
+    """Finite. Weighed by ``algo.credit.reward_weights.tool``; the model does not see it."""
+
+
 @runtime_checkable
 class Tool(Protocol):
     """One instance per trajectory: ``open`` once, ``call`` many, ``close`` always.
@@ -33,7 +43,7 @@ class Tool(Protocol):
         ...
 
     def call(self, **arguments: Any) -> Any:
-        """Answer one call with text.
+        """Answer one call with text, or with a :class:`ToolReply` where the call is paid for.
 
         Raises:
             ToolError: the model's mistake; the message is shown to it.

@@ -12,8 +12,15 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from agentrl.errors import InfrastructureError, SandboxError, SandboxUnavailable, ToolError
-from agentrl.tool.base import Tool, ToolContext
+from agentrl.errors import (
+    InfrastructureError,
+    RewardError,
+    SandboxError,
+    SandboxUnavailable,
+    ToolError,
+)
+from agentrl.finite import check_reward
+from agentrl.tool.base import Tool, ToolContext, ToolReply
 from agentrl.tool.binding import Binding, Toolbox
 from agentrl.tool.deadline import DeadlinePassed, within
 from agentrl.types import ToolCall, ToolResult, ToolStatus
@@ -65,7 +72,7 @@ class ToolExecutor:
         """Answer one call. What goes wrong is in the status; see :class:`ToolStatus`."""
         start = time.perf_counter()
         binding = self._toolbox.bindings.get(call.name)
-        content, status = await self._answer(call, binding)
+        content, status, reward = await self._answer(call, binding)
         num_cut = 0
         if binding is not None:
             content, num_cut = self._cut(content, binding.spec.limits.max_output_tokens)
@@ -77,6 +84,7 @@ class ToolExecutor:
             status=status,
             duration_s=time.perf_counter() - start,
             truncated_tokens=num_cut,
+            reward=reward,
         )
 
     async def close(self) -> None:
@@ -88,10 +96,13 @@ class ToolExecutor:
 
     # ------------------------------------------------------------------ one call
 
-    async def _answer(self, call: ToolCall, binding: Binding | None) -> tuple[str, ToolStatus]:
+    async def _answer(
+        self, call: ToolCall, binding: Binding | None
+    ) -> tuple[str, ToolStatus, float]:
+        """Return text, status, and what the tool paid: nothing but where it answered."""
         refusal = self._refuse(call, binding)
         if binding is None or refusal is not None:
-            return f"error: {refusal}", ToolStatus.ERROR
+            return f"error: {refusal}", ToolStatus.ERROR, 0.0
         limits = binding.spec.limits
         async with binding.slots:
             for attempt in range(limits.retries + 1):
@@ -105,29 +116,31 @@ class ToolExecutor:
                     except Exception as error:  # opening does not depend on the model
                         self.failure = error
                         text = f"opening the tool failed: {_named(error)}"
-                        return text, ToolStatus.INFRA_ERROR
+                        return text, ToolStatus.INFRA_ERROR, 0.0
                 try:
                     value = await self._invoke(tool.call, call.arguments, limits.timeout_s)
-                    return _as_text(value), ToolStatus.OK
+                    content, reward = _paid(value, call.name)
+                    return content, ToolStatus.OK, reward
                 except _INFRASTRUCTURE as error:
                     if attempt == limits.retries:
                         self.failure = error
-                        return _named(error), ToolStatus.INFRA_ERROR
+                        return _named(error), ToolStatus.INFRA_ERROR, 0.0
                     pause_s = _FIRST_PAUSE_S * 2**attempt * (0.5 + self._random.random())
                     await asyncio.sleep(pause_s)
+                except RewardError as error:  # the tool's bug: again it would pay the same
+                    self.failure = error
+                    return _named(error), ToolStatus.INFRA_ERROR, 0.0
                 except DeadlinePassed:
                     note = self._give_up(call.name, tool)
-                    return (
-                        f"error: timed out after {limits.timeout_s:g} s{note}",
-                        ToolStatus.TIMEOUT,
-                    )
+                    text = f"error: timed out after {limits.timeout_s:g} s{note}"
+                    return text, ToolStatus.TIMEOUT, 0.0
                 except ToolError as error:
-                    return f"error: {error}", ToolStatus.ERROR
+                    return f"error: {error}", ToolStatus.ERROR, 0.0
                 except Exception as error:
                     # Nothing of ours witnesses a failure: a model must not be able to leave its
                     # group's baseline by crashing a tool.
                     logger.warning("tool %s raised %s", call.name, _named(error))
-                    return f"error: {_named(error)}", ToolStatus.ERROR
+                    return f"error: {_named(error)}", ToolStatus.ERROR, 0.0
         raise AssertionError("every attempt returns or is followed by another")
 
     def _refuse(self, call: ToolCall, binding: Binding | None) -> str | None:
@@ -188,6 +201,12 @@ class ToolExecutor:
 
 _background: set[asyncio.Future[None]] = set()
 """The event loop holds tasks weakly; this keeps closings alive until they are done."""
+
+
+def _paid(value: Any, name: str) -> tuple[str, float]:
+    if not isinstance(value, ToolReply):
+        return _as_text(value), 0.0
+    return _as_text(value.content), check_reward(value.reward, where=f"tool {name!r}")
 
 
 def _as_text(value: Any) -> str:
