@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 from hydra import compose, initialize_config_dir
@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import agentrl
+from agentrl.config.names import unknown_key_message
 from agentrl.config.schema import Config
 from agentrl.config.validate import validate
 from agentrl.errors import ConfigError
@@ -179,10 +180,31 @@ def _checked(override: Override) -> Override:
     if key in _groups():
         _group_file(key, override.value())
         return override
+    if key in _item_classes():
+        _check_items(key, override)
     free = _free_keys()
     if key in _known_keys() or key in free or any(key.startswith(f"{name}.") for name in free):
         return override
     raise ConfigError(unknown_key_message(key, _known_keys() + free))
+
+
+def _check_items(key: str, override: Override) -> None:
+    """Refuse odd entries of a list of records, with their place, before the library's message."""
+    value = override.value()
+    fields = [item.name for item in dataclasses.fields(_item_classes()[key])]
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise ConfigError(
+            f"{_shortened(override.input_line or key)}: must be a list of entries, "
+            f"{key}=[{{{fields[0]}: ...}}, ...]; an entry takes {', '.join(fields)}"
+        )
+    for index, item in enumerate(value):
+        for name in item:
+            if name not in fields:
+                known = [f"{key}[{index}].{field}" for field in fields]
+                raise ConfigError(
+                    f"{unknown_key_message(f'{key}[{index}].{name}', known)}; "
+                    f"an entry takes {', '.join(fields)}"
+                )
 
 
 def _group_file(group: str, choice: object) -> Path:
@@ -192,20 +214,6 @@ def _group_file(group: str, choice: object) -> Path:
         hint = f"did you mean {close[0]}? " if close else ""
         raise ConfigError(f"{group}={choice}: {hint}known: {', '.join(known) or 'none'}")
     return config_dir() / group / f"{choice}.yaml"
-
-
-def unknown_key_message(key: str, known: Sequence[str]) -> str:
-    """Say that ``key`` is unknown, with the nearest known ones."""
-    close = difflib.get_close_matches(key, known, n=3, cutoff=0.6)
-    if not close:  # the section may be right and the leaf wrong, or the other way round
-        leaf = key.rsplit(".", 1)[-1]
-        close = [name for name in known if name.rsplit(".", 1)[-1] == leaf][:3]
-    hint = f"; did you mean {' or '.join(close)}?" if close else ""
-    section = key.split(".")[0]
-    inside = [name for name in known if name.startswith(f"{section}.")]
-    return f"unknown setting {key!r}{hint}" + (
-        "" if close or not inside else f"; {section} has: {', '.join(inside)}"
-    )
 
 
 def _open_kwargs(override: Override) -> str:
@@ -287,12 +295,28 @@ def _free_keys() -> tuple[str, ...]:
     return tuple(_walk(Config, mappings=True))
 
 
-def _walk(cls: type, prefix: str = "", *, mappings: bool = False) -> Iterator[str]:
+@cache
+def _item_classes() -> dict[str, type]:
+    """Keys that hold a list of records -> the dataclass of one: env.mix."""
+    return {key: get_args(kind)[0] for key, kind in _kinds(Config) if _is_list_of_records(kind)}
+
+
+def _is_list_of_records(kind: Any) -> bool:
+    return get_origin(kind) is list and dataclasses.is_dataclass(get_args(kind)[0])
+
+
+def _walk(cls: type, *, mappings: bool = False) -> Iterator[str]:
+    for key, kind in _kinds(cls):
+        if (get_origin(kind) is dict) == mappings:
+            yield key
+
+
+def _kinds(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, type) of every leaf."""
     hints = get_type_hints(cls)
     for item in dataclasses.fields(cls):
         key, kind = f"{prefix}{item.name}", hints[item.name]
-        is_mapping = getattr(kind, "__origin__", None) is dict
-        if is_mapping == mappings and not dataclasses.is_dataclass(kind):
-            yield key
         if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-            yield from _walk(kind, f"{key}.", mappings=mappings)
+            yield from _kinds(kind, f"{key}.")
+        else:
+            yield key, kind

@@ -71,8 +71,13 @@ def runs_in_process(env_id: str, process: bool | None) -> bool:
     return env_id.rpartition(":")[0].endswith(".py") and issubclass(cls, Env)
 
 
-def make_env(env_id: str, kwargs: Mapping[str, Any] | None = None) -> Env | AsyncEnv:
+def make_env(
+    env_id: str, kwargs: Mapping[str, Any] | None = None, *, key: str = "env.kwargs"
+) -> Env | AsyncEnv:
     """Construct an environment; its arguments are checked against the class first.
+
+    Args:
+        key: where the arguments stand in the configuration, for messages.
 
     Raises:
         RegistryError: no such environment.
@@ -81,7 +86,7 @@ def make_env(env_id: str, kwargs: Mapping[str, Any] | None = None) -> Env | Asyn
     """
     cls = env_class(env_id)
     arguments = dict(kwargs or {})
-    check_kwargs(cls, arguments, key="env.kwargs")
+    check_kwargs(cls, arguments, key=key)
     try:
         return cls(**arguments)
     except AgentRLError:

@@ -23,7 +23,7 @@ class Evaluator:
 
     Args:
         run_group: samples one task of a split.
-        tasks: split -> tasks.
+        tasks: split -> name of the environment -> tasks.
         every: steps between evaluations on ``val``; 0 for none.
         total_steps: ``test`` is measured before the first step and after this one.
     """
@@ -31,15 +31,13 @@ class Evaluator:
     def __init__(
         self,
         run_group: RunEvalGroup,
-        tasks: Mapping[str, Sequence[Task]],
+        tasks: Mapping[str, Mapping[str, Sequence[Task]]],
         *,
-        env_id: str,
         every: int,
         total_steps: int,
     ) -> None:
         self._run_group = run_group
         self._tasks = tasks
-        self._env_id = env_id
         self._every = every
         self._total_steps = total_steps
 
@@ -50,7 +48,7 @@ class Evaluator:
             splits.append("val")
         if step in (0, self._total_steps):
             splits.append("test")
-        return [split for split in splits if self._tasks.get(split)]
+        return [split for split in splits if any(map(len, self._tasks.get(split, {}).values()))]
 
     async def run(
         self, splits: Sequence[str], *, step: int
@@ -58,25 +56,35 @@ class Evaluator:
         """Measure ``splits``; returns metrics and the trajectories behind them.
 
         Raises:
-            TrainingError: most episodes failed, so what is left says nothing.
+            TrainingError: most episodes of an environment failed, so what is left says nothing.
         """
         metrics: dict[str, Any] = {}
         trajectories: list[Trajectory] = []
         for split in splits:
-            groups = await self._sample(split)
-            refuse_censored(groups, what=f"the evaluation on {split!r} after step {step}")
-            members = [trajectory for group in groups for trajectory in group.trajectories]
-            metrics |= evaluation_metrics(groups, prefix=f"{split}/{self._env_id}")
-            trajectories += members
+            for env, groups in (await self._sample(split)).items():
+                refuse_censored(
+                    groups, what=f"the evaluation of {env!r} on {split!r} after step {step}"
+                )
+                metrics |= evaluation_metrics(groups, prefix=f"{split}/{env}")
+                trajectories += [item for group in groups for item in group.trajectories]
         return metrics, trajectories
 
-    async def _sample(self, split: str) -> list[TrajectoryGroup]:
+    async def _sample(self, split: str) -> dict[str, list[TrajectoryGroup]]:
         async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(self._run_group(split, Dispatch(index=index, epoch=0, task=task)))
-                for index, task in enumerate(self._tasks[split])
-            ]
-        return [task.result() for task in tasks]
+            pending = {
+                env: [
+                    group.create_task(self._run_group(split, dispatch))
+                    for dispatch in dispatches(env, tasks)
+                ]
+                for env, tasks in self._tasks[split].items()
+                if len(tasks)
+            }
+        return {env: [task.result() for task in tasks] for env, tasks in pending.items()}
+
+
+def dispatches(env: str, tasks: Sequence[Task]) -> list[Dispatch]:
+    """Return the prompts of a whole list of tasks, in its order."""
+    return [Dispatch(index=index, epoch=0, task=task, env=env) for index, task in enumerate(tasks)]
 
 
 def refuse_censored(groups: Sequence[TrajectoryGroup], *, what: str) -> None:

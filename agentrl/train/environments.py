@@ -1,0 +1,55 @@
+"""The environments of a run, made: settings, an instance to ask, and the tools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.env.base import Env
+from agentrl.env.config import EnvConfig
+from agentrl.env.entries import EnvEntry, environments
+from agentrl.env.registry import make_env
+from agentrl.env.validate import check_tools
+from agentrl.tool.binding import Toolbox
+from agentrl.tool.config import ToolsConfig
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Environment:
+    """One environment of a run."""
+
+    entry: EnvEntry
+    env: Any
+    """An instance that is asked for tasks and demonstrations; episodes get their own."""
+    toolbox: Toolbox
+
+    @property
+    def name(self) -> str:
+        """What metrics and trajectories call it."""
+        return self.entry.name
+
+
+def make_environments(config: EnvConfig, tools: ToolsConfig | None = None) -> list[Environment]:
+    """Make every environment of a run; one for a run without a mix.
+
+    Raises:
+        RegistryError, ConfigError, EnvError, ToolSpecError: one of them, or a tool of it, cannot
+            be used.
+    """
+    tools = tools or ToolsConfig()
+    made = []
+    for entry in environments(config):
+        env = make_env(entry.config.id, entry.config.kwargs, key=f"{entry.key}.kwargs")
+        toolbox = Toolbox(
+            check_tools(env.tools, env=f"environment {entry.config.id!r}"),
+            replace=tools.specs,
+            allow_import=tools.allow_import,
+        )
+        made.append(Environment(entry=entry, env=env, toolbox=toolbox))
+    return made
+
+
+def need_sandboxes(environments: Sequence[Environment]) -> bool:
+    """Whether the first episode would be too late to find that there are no sandboxes."""
+    return any(isinstance(item.env, Env) and item.env.sandboxed for item in environments)
