@@ -60,6 +60,8 @@ class StopReason(StrEnum):
     SANDBOX_ERROR = "sandbox_error"
     ENGINE_ERROR = "engine_error"
     REWARD_ERROR = "reward_error"
+    REWARD_INFRA_ERROR = "reward_infra_error"
+    """A judge or reward model could not be reached."""
     CANCELLED = "cancelled"
 
     @property
@@ -81,6 +83,7 @@ _FAILURES = frozenset(
         StopReason.SANDBOX_ERROR,
         StopReason.ENGINE_ERROR,
         StopReason.REWARD_ERROR,
+        StopReason.REWARD_INFRA_ERROR,
         StopReason.CANCELLED,
         StopReason.ABORT,
     }
@@ -286,7 +289,8 @@ class Turn:
     terminated: bool = False
     truncated: bool = False
     inherited: bool = False
-    """Sampled in the trajectory that this one branched off from: no tokens of its own."""
+    """Sampled in the trajectory that this one branched off from: no tokens of its own here
+    (``start == end``), but its reward counts in the return."""
     timings_s: dict[str, float] = field(default_factory=dict)
     """``generate``, ``tools``, ``env``."""
 
@@ -316,9 +320,10 @@ class Trajectory:
     wall_clock_limited: bool = False
     """True where a wall-clock limit shaped the result: reproduction is then void."""
     parent: int | None = None
-    """``sample_index`` of the member of the group that it branched off from."""
+    """``sample_index`` of the member of the group that it branched off from, which sampled the last
+    turn before the branch; None for an episode that was played from its start."""
     branch_turn: int = 0
-    """Turns before the branch; those are inherited."""
+    """Turns before the branch; those are inherited. 0 for a branch at the first prompt too."""
     timings_s: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -357,3 +362,13 @@ class TrajectoryGroup:
     """A greedy episode of the prompt, where the estimator compares with one. Never trained."""
     gave_up: bool = False
     """Too many members failed for the failure policy: data for the record, never trained."""
+
+    @property
+    def recorded(self) -> list[Trajectory]:
+        """Everything that was played: members, the greedy baseline, discarded attempts."""
+        baseline = [] if self.baseline is None else [self.baseline]
+        return [*self.trajectories, *baseline, *self.discarded]
+
+
+GREEDY_INDEX = -1
+"""``sample_index`` of the greedy episode of a group."""

@@ -59,6 +59,11 @@ class Episode:
     sandboxes: SandboxProvider
     turn_rewards: Sequence[float] = ()
 
+    @property
+    def num_sampled_tokens(self) -> int:
+        """Tokens the policy produced, over all turns."""
+        return sum(turn.end - turn.start for turn in self.turns)
+
 
 class Rubric(Protocol):
     """Gives the outcome reward of an episode. ``score`` may be sync or async."""
@@ -127,6 +132,29 @@ class Env(gymnasium.Env[Any, Any]):
     def anchor(self) -> str | None:
         """Return a key of the present state, equal for equal states (GiGPO). Optional."""
         return None
+
+    def snapshot(self) -> Any:
+        """Return the present state, for :meth:`restore`. Optional (tree sampling).
+
+        Asked between two turns. Anything that can be pickled; it is pickled at once, so it may
+        share objects with the environment. Draws of chance still to come belong to the state: give
+        the state of the generator too.
+        """
+        raise EnvError(
+            f"{type(self).__name__} has no snapshot(), which tree sampling needs: implement "
+            "snapshot() and restore(state), or set rollout.tree.rounds=0"
+        )
+
+    def restore(self, state: Any) -> None:
+        """Go on from a state that :meth:`snapshot` of another instance returned. Optional.
+
+        Called after :meth:`reset` with the task and the seed of that instance's episode, so a state
+        need only hold what ``step`` changes.
+        """
+        raise EnvError(
+            f"{type(self).__name__} has no restore(state), which tree sampling needs: implement "
+            "snapshot() and restore(state), or set rollout.tree.rounds=0"
+        )
 
     def pick_task(self, seed: int | None, options: Mapping[str, Any] | None) -> Task:
         """Return the task of ``options``, or one of the train split drawn with ``seed``.
@@ -200,12 +228,29 @@ class AsyncEnv(Protocol):
         ...
 
     async def anchor(self) -> str | None:
-        """See :meth:`Env.anchor`."""
+        """See :meth:`Env.anchor`. Optional."""
+        ...
+
+    async def snapshot(self) -> Any:
+        """See :meth:`Env.snapshot`. Optional."""
+        ...
+
+    async def restore(self, state: Any) -> None:
+        """See :meth:`Env.restore`. Optional."""
         ...
 
     async def close(self) -> None:
         """See :meth:`Env.close`."""
         ...
+
+
+def missing_for_branching(cls: type) -> list[str]:
+    """Return which of ``snapshot`` and ``restore`` an environment class does not implement."""
+    return [
+        name
+        for name in ("snapshot", "restore")
+        if getattr(cls, name, None) in (None, getattr(Env, name))
+    ]
 
 
 __all__ = [
@@ -219,4 +264,5 @@ __all__ = [
     "ScriptedPolicy",
     "ScriptedTurn",
     "Task",
+    "missing_for_branching",
 ]
