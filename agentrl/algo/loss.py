@@ -1,21 +1,23 @@
 """The loss of a mini-batch: every token's policy loss, its weight, and what is added to it.
 
-The losses of single tokens stand in :mod:`agentrl.algo.policy_losses`. Legend: ``N`` tokens of a
-micro-batch, ``M`` trained ones of them.
+The losses of single tokens stand in :mod:`agentrl.algo.policy_losses` and its siblings. Legend:
+``N`` tokens of a micro-batch, ``M`` trained ones of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from agentrl.algo.kl import kl_estimate, kl_penalty
+from agentrl.algo.kl import LOG_RATIO_LIMIT, kl_estimate
 from agentrl.algo.mismatch import mismatch
 from agentrl.batch import Batch
+from agentrl.errors import ConfigError
+from agentrl.kwargs import check_kwargs
 from agentrl.registry import Registry
 
 MAX_TURN_KEYS = 8
@@ -38,6 +40,12 @@ class LossInput:
     extra: Mapping[str, Tensor] = field(default_factory=dict)
     """Name -> [M]: what the loss's ``prepare`` put there."""
 
+    @property
+    def log_ratio(self) -> Tensor:
+        """Log of new over old probability, clamped to what can be exponentiated: [M]."""
+        difference = self.logprobs - self.old_logprobs
+        return difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
 
 @dataclass(slots=True, frozen=True)
 class TokenLoss:
@@ -48,11 +56,19 @@ class TokenLoss:
     ratio: Tensor
     """float32, new over old probability (or what the loss uses in its place)."""
     clipped: Tensor
-    """bool: the gradient is cut off."""
+    """bool: a bound acts (the gradient is cut off, or its weight capped)."""
 
 
 class TokenLossFn(Protocol):
     """A loss per token: a frozen dataclass whose fields are its settings."""
+
+    uses_ratio: ClassVar[bool]
+    """The gradient is weighed by a ratio to ``old_logprobs``: where those are the engine's, the
+    loss corrects for the mismatch with the engine by itself."""
+
+    uses_ratio: ClassVar[bool]
+    """Whether the loss holds the ratio to the old policy; one that does not may be weighed by
+    importance weights instead."""
 
     def __call__(self, inputs: LossInput) -> TokenLoss:
         """Return the loss of each of the [M] tokens."""
@@ -68,14 +84,41 @@ class PreparedLoss(Protocol):
     """
 
     def prepare(
-        self, logprobs: Tensor, advantages: Tensor, *, generator: torch.Generator
+        self,
+        logprobs: Tensor,
+        advantages: Tensor,
+        *,
+        old_logprobs: Tensor,
+        generator: torch.Generator,
     ) -> dict[str, Tensor]:
-        """Return token fields, name -> [M], from the mini-batch's trained tokens."""
+        """Return token fields for :attr:`LossInput.extra`, name -> [M].
+
+        Args:
+            logprobs: float32 [M], of the policy that is about to be updated, at the trained tokens
+                of the whole mini-batch (over all ranks).
+            advantages, old_logprobs: float32 [M], of the same tokens.
+            generator: for choices by chance.
+        """
         ...
 
 
 LOSSES: Registry[Callable[..., TokenLossFn]] = Registry(
-    "policy loss", "agentrl.losses", {"vanilla": "agentrl.algo.policy_losses:Vanilla"}
+    "policy loss",
+    "agentrl.losses",
+    {
+        "vanilla": "agentrl.algo.policy_losses:Vanilla",
+        "cispo": "agentrl.algo.policy_losses:CISPO",
+        "sapo": "agentrl.algo.policy_losses:SAPO",
+        "dro": "agentrl.algo.policy_losses:DRO",
+        "reinforce": "agentrl.algo.policy_losses:Reinforce",
+        "gpg": "agentrl.algo.policy_losses:Reinforce",
+        "gspo": "agentrl.algo.sequence_losses:GSPO",
+        "geo_mean": "agentrl.algo.sequence_losses:GeoMean",
+        "clip_cov": "agentrl.algo.covariance_losses:ClipCov",
+        "kl_cov": "agentrl.algo.covariance_losses:KLCov",
+        "dppo_tv": "agentrl.algo.divergence_losses:DPPOTV",
+        "dppo_kl": "agentrl.algo.divergence_losses:DPPOKL",
+    },
 )
 """Name -> dataclass. More come by entry point or import path."""
 
@@ -109,17 +152,28 @@ class PolicyLoss:
     measure_mismatch: bool = False
     """Also report :func:`~agentrl.algo.mismatch.mismatch`: on before the first update only."""
 
+    def __post_init__(self) -> None:
+        """Refuse a loss that chooses tokens without its choice."""
+        if isinstance(self.token_loss, PreparedLoss) and not self.extra:
+            raise ValueError(
+                f"{type(self.token_loss).__name__} chooses tokens over the mini-batch, but extra "
+                "is empty: call prepare(), put its result into the batch and name it in extra"
+            )
+
     def __call__(
         self, logprobs: Tensor, entropy: Tensor | None, batch: Batch
     ) -> tuple[Tensor, dict[str, float]]:
-        """Return the micro-batch's share of the loss, and of the metrics."""
+        """Return the micro-batch's share of the loss, and of the metrics.
+
+        Everything is computed in float32, whatever the inputs are.
+        """
         mask = batch.tokens["loss_mask"]
-        new, old = logprobs[mask], batch.tokens["old_logprobs"][mask]
+        new, old = logprobs[mask].float(), batch.tokens["old_logprobs"][mask].float()
         token_loss = self.token_loss(
             LossInput(
                 logprobs=new,
                 old_logprobs=old,
-                advantages=batch.tokens["advantages"][mask],
+                advantages=batch.tokens["advantages"][mask].float(),
                 row=batch.row_of_token.to(mask.device)[mask],
                 num_rows=batch.num_rows,
                 extra={name: batch.tokens[name][mask] for name in self.extra},
@@ -127,7 +181,7 @@ class PolicyLoss:
         )
         per_token = token_loss.loss
         if "is_weights" in batch.tokens:
-            per_token = per_token * batch.tokens["is_weights"][mask]
+            per_token = per_token * batch.tokens["is_weights"][mask].float()
         total = max(self.num_tokens, 1)
         metrics = {
             "pg_clipfrac": int(torch.count_nonzero(token_loss.clipped)) / total,
@@ -135,8 +189,8 @@ class PolicyLoss:
             "ratio_max": float(token_loss.ratio.max()) if len(new) else 0.0,
         }
         if self.kl_coef:
-            reference = batch.tokens["ref_logprobs"][mask]
-            per_token = per_token + self.kl_coef * kl_penalty(new, reference, self.kl_kind)
+            reference = batch.tokens["ref_logprobs"][mask].float()
+            per_token = per_token + self.kl_coef * kl_estimate(new, reference, self.kl_kind)
             metrics["ref_kl"] = float(kl_estimate(new.detach(), reference, "k3").sum()) / total
         if entropy is not None:
             metrics |= self._entropy_metrics(entropy.detach(), mask, batch)
@@ -178,6 +232,30 @@ def make_loss(name: str, kwargs: Mapping[str, Any]) -> TokenLossFn:
     """Build a token loss by name or import path.
 
     Raises:
-        RegistryError: nothing of that name. ConfigError: an argument it does not take.
+        RegistryError: nothing of that name.
+        ConfigError: an argument that it does not take, lacks or cannot work with; a class of the
+            user's that does not say whether it ``uses_ratio``.
     """
-    return LOSSES.get(name)(**kwargs)
+    target = LOSSES.get(name)
+    check_kwargs(target, kwargs, key="algo.loss_kwargs")
+    loss = target(**kwargs)
+    if not isinstance(getattr(loss, "uses_ratio", None), bool):
+        raise ConfigError(
+            f"algo.loss={name!r}: {type(loss).__name__} does not say whether its gradient is "
+            "weighed by the ratio to old_logprobs; add `uses_ratio: ClassVar[bool] = True` "
+            "(or False) to it"
+        )
+    return loss
+
+
+def require(holds: bool, loss: object, setting: str, want: str) -> None:
+    """Refuse a setting of a loss: for its ``__post_init__``.
+
+    Raises:
+        ConfigError: ``holds`` is False.
+    """
+    if not holds:
+        raise ConfigError(
+            f"algo.loss_kwargs.{setting}={getattr(loss, setting)!r}: {type(loss).__name__} needs "
+            f"{want}"
+        )

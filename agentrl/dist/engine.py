@@ -15,7 +15,7 @@ class LossFn(Protocol):
     """A loss over one micro-batch, already divided by the global denominators."""
 
     def __call__(
-        self, logprobs: Tensor, entropy: Tensor | None, batch: Batch
+        self, logprobs: Tensor, entropy: Tensor | None, batch: Batch, /
     ) -> tuple[Tensor, dict[str, float]]:
         """Return the micro-batch's share of the loss and of the metrics.
 

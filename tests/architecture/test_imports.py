@@ -14,11 +14,12 @@ SOURCES = [ROOT / "agentrl", *(ROOT / p for p in ("envs", "tools", "sandboxes"))
 
 # Package -> packages of agentrl that it may import. `types`, `errors`, `seeding` are for everyone.
 COMMON = {"types", "errors", "seeding"}
-BASE = COMMON | {"registry", "kwargs"}
+BASE = COMMON | {"registry", "kwargs", "finite"}
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
     "errors": set(),
     "seeding": set(),
+    "finite": COMMON,
     "registry": COMMON,
     "kwargs": COMMON,
     "batch": COMMON,
@@ -27,14 +28,16 @@ ALLOWED: dict[str, set[str]] = {
     "env": BASE | {"sandbox", "tool"},
     "model": BASE,
     "agent": BASE | {"env", "tool", "sandbox"},
-    "rollout": BASE | {"agent", "model", "env", "tool", "sandbox"},
-    "algo": COMMON | {"batch"},
+    "reward": BASE | {"agent", "env", "tool", "sandbox"},
+    "rollout": BASE | {"agent", "model", "env", "tool", "sandbox", "reward"},
+    "algo": BASE | {"batch"},
     "dist": BASE | {"algo", "batch", "rollout", "model"},
     "telemetry": BASE | {"batch"},
     "testing": BASE | {"env", "tool", "sandbox", "agent", "rollout", "model", "telemetry", "batch"},
     "train": BASE
     | {"env", "tool", "sandbox", "agent", "rollout", "model", "algo", "batch", "dist", "telemetry"},
-    "config": BASE | {"env", "tool", "sandbox", "rollout", "algo", "dist", "train", "telemetry"},
+    "config": BASE
+    | {"env", "tool", "sandbox", "reward", "rollout", "algo", "dist", "train", "telemetry"},
 }
 # Packs see the protocols, never the machinery that runs them.
 PACK_ALLOWED = BASE | {"env", "tool", "sandbox"}
