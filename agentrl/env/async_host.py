@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import pickle
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from agentrl.env.base import AsyncEnv, Episode, Observation, Rubric
+from agentrl.env.base import AsyncEnv, Episode, Observation, Rubric, missing_for_branching
 from agentrl.env.config import EnvConfig
 from agentrl.env.hosted import HostedRubric
-from agentrl.env.table import EnvSource, converted
+from agentrl.env.table import EnvSource, converted, pickled_state
 from agentrl.env.validate import check_reset, check_rubric, check_score, check_step, check_tools
 from agentrl.errors import AgentRLError, EnvError, EnvTimeout, RewardError, RewardTimeout
 from agentrl.types import Action, Score
@@ -162,6 +163,29 @@ class AsyncHostedEnv:
         if anchor is None:
             return None
         return await self._timed("anchor", _settled(anchor), self._config.step_timeout_s)
+
+    async def snapshot(self) -> bytes:
+        """See :meth:`agentrl.env.hosted.Hosted.snapshot`."""
+        method = self._branching("snapshot")
+        state = await self._timed("snapshot", _settled(method), self._config.step_timeout_s)
+        return pickled_state(state, env=self._label)
+
+    async def restore(self, state: bytes) -> None:
+        """See :meth:`agentrl.env.hosted.Hosted.restore`."""
+        method = self._branching("restore")
+        await self._timed(
+            "restore",
+            _settled(lambda: method(pickle.loads(state))),
+            self._config.step_timeout_s,
+        )
+
+    def _branching(self, name: str) -> Callable[..., Any]:
+        if name in missing_for_branching(type(self._env)):
+            raise EnvError(
+                f"{self._label} has no {name}, which tree sampling needs: write `async def "
+                "snapshot` and `async def restore`, or set rollout.tree.rounds=0"
+            )
+        return getattr(self._env, name)
 
     async def close(self) -> None:
         """See :meth:`agentrl.env.hosted.Hosted.close`."""

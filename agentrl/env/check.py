@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
-from agentrl.env.base import Demonstration, Env
+from agentrl.env.base import Demonstration, Env, missing_for_branching
 from agentrl.env.config import EnvConfig
 from agentrl.env.episodes import (
     Record,
@@ -21,10 +22,13 @@ from agentrl.env.episodes import (
     departure,
     odd_actions,
     play,
+    play_on,
     play_policy,
+    play_with_states,
 )
 from agentrl.env.findings import Finding, Level, error, info, warning
 from agentrl.env.host import EnvHosts
+from agentrl.env.hosted import Hosted
 from agentrl.env.registry import make_env
 from agentrl.env.task_check import check_tasks, sample_tasks
 from agentrl.errors import AgentRLError, EnvError
@@ -73,7 +77,7 @@ async def check_env(
                     "learn this environment",
                 )
             )
-        await checks.episodes(tasks, demonstrations)
+        await checks.episodes(tasks, demonstrations, missing_for_branching(type(env)))
         for demonstration in demonstrations:
             if isinstance(demonstration.task, Task):
                 await checks.demonstration(demonstration)
@@ -136,8 +140,22 @@ class _Checks:
             )
         return None
 
-    async def episodes(self, tasks: Sequence[Task], demos: Sequence[Demonstration]) -> None:
-        """Play each task twice, and once with actions that nobody would expect."""
+    async def episodes(
+        self, tasks: Sequence[Task], demos: Sequence[Demonstration], missing: Sequence[str]
+    ) -> None:
+        """Play each task twice, and once with actions that nobody would expect.
+
+        Args:
+            missing: which of ``snapshot`` and ``restore`` the environment does not implement.
+        """
+        if len(missing) == 1:
+            self.findings.append(
+                error(
+                    f"{missing[0]} is missing, though the other one of snapshot and restore is "
+                    "there",
+                    "implement both, or neither",
+                )
+            )
         by_task = {
             demo.task.id: actions_of(demo)
             for demo in demos
@@ -146,6 +164,8 @@ class _Checks:
         for task in tasks:
             actions = by_task.get(task.id) or [Action(text="1", content="1")] * 3
             await self._twice(task, actions)
+            if not missing:
+                await self._from_snapshots(task, actions)
         for action in odd_actions():
             for task in tasks[:1]:
                 await self._guarded(self._play(task, [action]), f"on {_describe(action)}")
@@ -221,10 +241,57 @@ class _Checks:
                 )
             )
 
+    async def _from_snapshots(self, task: Task, actions: Sequence[Action]) -> None:
+        """Go on from every state of an episode, each in an instance of its own."""
+        where = f"on task {task.id!r} with seed {self._seed}"
+        plain = await self._guarded(self._play(task, actions), where)
+        kept = await self._guarded(
+            self._with_env(lambda env: play_with_states(env, task, actions, self._seed)),
+            f"{where}, with a snapshot before every step",
+        )
+        if plain is None or kept is None:
+            return
+        played, states = kept
+        if difference := plain.difference(played):
+            self.findings.append(
+                error(
+                    f"an episode {where} is another one where snapshots are taken: {difference}",
+                    "let snapshot read the state and change nothing",
+                )
+            )
+            return
+        for turn, state in enumerate(states):
+            left = actions[turn : len(states)]
+            record = await self._guarded(
+                self._with_env(
+                    partial(
+                        play_on,
+                        task=task,
+                        actions=left,
+                        seed=self._seed,
+                        played=played,
+                        state=state,
+                    )
+                ),
+                f"{where}, restored before step {turn + 1}",
+            )
+            if record is not None and (difference := played.difference(record)):
+                self.findings.append(
+                    error(
+                        f"an episode {where} that is restored before step {turn + 1} goes on "
+                        f"otherwise: {difference}",
+                        "give everything that step changes in snapshot, the state of random "
+                        "generators too, and take it all back in restore",
+                    )
+                )
+
     async def _play(self, task: Task, actions: Sequence[Action]) -> Record:
+        return await self._with_env(lambda env: play(env, task, actions, self._seed))
+
+    async def _with_env(self, use: Callable[[Hosted], Awaitable[T]]) -> T:
         env = await self._hosts.open()
         try:
-            return await play(env, task, actions, self._seed)
+            return await use(env)
         finally:
             await env.close()
 

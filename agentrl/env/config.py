@@ -44,7 +44,7 @@ class EnvConfig:
     reset_timeout_s: float = 30.0
     """For ``reset`` and the constructor of one episode."""
     step_timeout_s: float = 30.0
-    """For one ``step``, ``tool_state`` or ``anchor``."""
+    """For one ``step``, ``tool_state``, ``anchor``, ``snapshot`` or ``restore``."""
     close_timeout_s: float = 5.0
     """For ``close`` of one environment."""
     max_leaked_threads: int = 8

@@ -47,6 +47,41 @@ async def play(env: Hosted, task: Task, actions: Sequence[Action], seed: int) ->
     return record
 
 
+async def play_with_states(
+    env: Hosted, task: Task, actions: Sequence[Action], seed: int
+) -> tuple[Record, list[bytes]]:
+    """As :func:`play`; return the state before every step too."""
+    record, states = Record(), list[bytes]()
+    await _reset(env, task, seed, record)
+    for action in actions:
+        if record.ended:
+            break
+        states.append(await env.snapshot())
+        await _step(env, action, record)
+    return record, states
+
+
+async def play_on(
+    env: Hosted, task: Task, actions: Sequence[Action], seed: int, played: Record, state: bytes
+) -> Record:
+    """Restore the state before the first of ``actions``, take them, and return the whole record.
+
+    Args:
+        actions: those that are left; as many as the steps that ``played`` has after ``state``.
+        played: of the environment that gave ``state``.
+    """
+    await env.reset(seed=seed, options={"task": task})
+    await env.restore(state)
+    answers = played.answers[: len(played.answers) - len(actions)]
+    answers[-1] = {**answers[-1], "anchor": await env.anchor()}
+    record = Record(answers=answers)
+    for action in actions:
+        if record.ended:
+            break
+        await _step(env, action, record)
+    return record
+
+
 async def play_policy(env: Hosted, demonstration: Demonstration, seed: int) -> Record:
     """Let the policy of ``demonstration`` play ``env``, which has no tools, to its end.
 

@@ -206,6 +206,12 @@ class _LaneEnv:
     async def anchor(self) -> str | None:
         return self._anchor
 
+    async def snapshot(self) -> bytes:
+        return await self._call("snapshot", (), self._hosts.config.step_timeout_s)
+
+    async def restore(self, state: bytes) -> None:
+        self._anchor = await self._call("restore", (state,), self._hosts.config.step_timeout_s)
+
     async def score(self, episode: Episode) -> Score:
         return await self._call("score", (episode,), self._hosts.reward_timeout_s)
 

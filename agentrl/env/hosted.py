@@ -54,6 +54,17 @@ class Hosted(Protocol):
         """Return the key of the present state."""
         ...
 
+    async def snapshot(self) -> bytes:
+        """Return the present state, pickled. Raises as :meth:`reset`.
+
+        An environment that has no ``snapshot``, or whose state cannot be pickled, is an EnvError.
+        """
+        ...
+
+    async def restore(self, state: bytes) -> None:
+        """Go on from ``state``, after a reset with its task and seed. Raises as :meth:`reset`."""
+        ...
+
     async def close(self) -> None:
         """Close the environment; never raises for what the environment does."""
         ...

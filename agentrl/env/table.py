@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import pickle
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -94,7 +95,7 @@ class EnvTable:
         self._entries: dict[int, _Entry] = {}
 
     def handle(self, method: str, key: int, args: tuple[Any, ...]) -> Any:
-        """Run ``method`` (open, reset, step, tool_state, score, close) on environment ``key``."""
+        """Run ``method`` (open, reset, step, snapshot, ...) on environment ``key``."""
         return getattr(self, method)(key, *args)
 
     def open(self, key: int, source: EnvSource) -> EnvFacts:
@@ -158,6 +159,20 @@ class EnvTable:
                 f"got {type(state).__name__}"
             )
         return state
+
+    def snapshot(self, key: int) -> bytes:
+        """Return the present state, pickled: later steps cannot change it any more."""
+        entry = self._entries[key]
+        with converted(entry.label, "snapshot"):
+            state = entry.env.snapshot()
+        return pickled_state(state, env=entry.label)
+
+    def restore(self, key: int, state: bytes) -> str | None:
+        """Go on from ``state``; return the anchor there."""
+        entry = self._entries[key]
+        with converted(entry.label, "restore"):
+            entry.env.restore(pickle.loads(state))
+        return self._anchor(entry)
 
     def score(self, key: int, episode: Episode) -> Score:
         """Run a synchronous rubric."""
@@ -223,6 +238,21 @@ def converted(
         raise
     except BaseException as error:
         raise _named(error, label, method, error_class) from error
+
+
+def pickled_state(state: Any, *, env: str) -> bytes:
+    """Return what ``snapshot`` gave as bytes.
+
+    Raises:
+        EnvError: it cannot be pickled.
+    """
+    try:
+        return pickle.dumps(state, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        raise EnvError(
+            f"{env}: what snapshot returned cannot be pickled: {type(error).__name__}: {error}; "
+            "return plain data, and make threads, files and connections anew in restore"
+        ) from error
 
 
 def _named(

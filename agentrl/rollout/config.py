@@ -18,6 +18,39 @@ class PartConfig:
 
 
 @dataclass(slots=True, kw_only=True)
+class TreeConfig:
+    """Episodes of a group that share prefixes, for estimators that compare branches.
+
+    A group has ``trunks`` episodes that are played from the start. The other members are dealt to
+    their trees and to the rounds as evenly as whole numbers allow. Each begins at a state in which
+    the model spoke, drawn with equal chances from all those that its tree holds when the round
+    begins, and is played from there to its end.
+    """
+
+    rounds: int = 0
+    """Rounds of branching: a later one branches from the episodes of earlier ones too. 0 is off:
+    every episode is played from the start."""
+    trunks: int = 2
+    """Trees of a group, each of which begins with one whole episode."""
+
+    def problem(self, num_samples: int) -> str | None:
+        """Return why a group of ``num_samples`` cannot be sampled in this way; None if it can."""
+        if self.rounds < 0 or self.trunks < 1:
+            return (
+                f"rollout.tree.rounds={self.rounds}, rollout.tree.trunks={self.trunks}: rounds "
+                "must be at least 0 and trunks at least 1"
+            )
+        fewest = self.trunks + max(self.trunks, self.rounds)
+        if self.rounds and num_samples < fewest:
+            return (
+                f"rollout.n={num_samples} with rollout.tree.rounds={self.rounds} and "
+                f"rollout.tree.trunks={self.trunks}: every tree and every round needs a branch; "
+                f"raise rollout.n to at least {fewest}, or lower the others"
+            )
+        return None
+
+
+@dataclass(slots=True, kw_only=True)
 class RolloutConfig(LoopLimits):
     """How trajectories are sampled; the limits of an episode stand in the base class."""
 
@@ -25,6 +58,8 @@ class RolloutConfig(LoopLimits):
     """What samples: an id of a rollout engine, and its ``kwargs``."""
     n: int = 8
     """Samples per prompt: the size of a group."""
+    tree: TreeConfig = field(default_factory=TreeConfig)
+    """Whether the samples of a prompt branch off from each other."""
     temperature: float = 1.0
     """Of sampling; the log-probabilities trained on are those at this temperature."""
     top_p: float = 1.0

@@ -188,7 +188,8 @@ def _tool_calls(
 ) -> dict[str, float]:
     calls: dict[str, Counter[ToolStatus]] = {}
     seconds: defaultdict[str, float] = defaultdict(float)
-    for result in (r for t in trajectories for turn in t.turns for r in turn.tool_results):
+    own_turns = (turn for t in trajectories for turn in t.turns if not turn.inherited)
+    for result in (result for turn in own_turns for result in turn.tool_results):
         known = _TOOL_NAME.fullmatch(result.name) and (tools is None or result.name in tools)
         name = result.name if known else UNKNOWN_TOOL
         calls.setdefault(name, Counter())[result.status] += 1

@@ -193,7 +193,8 @@ def _from_json(line: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Stored
     if any(span.stop > len(arrays["ids"]) for span in spans):
         raise IndexError("offsets lie outside of the tokens file")
     trajectory = Trajectory(
-        **{name: line[name] for name in _PLAIN_FIELDS},
+        # Lines written before a field with a default was added lack it.
+        **{name: line[name] for name in _PLAIN_FIELDS if name in line},
         task=Task(**line["task"]),
         score=None if line["score"] is None else Score(**line["score"]),
         stop_reason=StopReason(line["stop_reason"]),

@@ -56,6 +56,14 @@ class EchoEnv(Env):
         """Return the number of the turn: the only state there is."""
         return f"turn {self._turn}"
 
+    def snapshot(self) -> int:
+        """Return the number of the turn."""
+        return self._turn
+
+    def restore(self, state: int) -> None:
+        """Go on from a snapshot."""
+        self._turn = state
+
 
 class MisbehavingEnv(EchoEnv):
     """An :class:`EchoEnv` that does what ``where`` says instead, from turn ``turn`` on.

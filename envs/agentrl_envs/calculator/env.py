@@ -61,6 +61,12 @@ class Calculator(Env):
         final = None if action.truncated else action.content
         return "", 0.0, True, False, {"final": final}
 
+    def snapshot(self) -> None:
+        """Return nothing: what was said is all the state there is."""
+
+    def restore(self, state: None) -> None:
+        """See :meth:`snapshot`."""
+
     def demonstrations(self, split: str, seed: int) -> Iterator[Demonstration]:
         """See :func:`agentrl_envs.calculator.demos.demonstrations`."""
         return demos.demonstrations(self.tasks(split), split, seed)

@@ -100,6 +100,14 @@ class GuessNumber(Env):
         """Return what is known of the number: equal knowledge, equal state."""
         return f"{self._low}-{self._high}:{self._guesses_left}"
 
+    def snapshot(self) -> tuple[int, int, int]:
+        """Return the range that is left and the guesses left in it."""
+        return self._low, self._high, self._guesses_left
+
+    def restore(self, state: tuple[int, int, int]) -> None:
+        """Go on from a snapshot; the number itself is the task's."""
+        self._low, self._high, self._guesses_left = state
+
     def demonstrations(self, split: str, seed: int) -> Iterator[Demonstration]:
         """Yield games of :func:`scripted_guess`, which wins about half of them."""
         rng = random.Random(f"{seed}:{split}")
