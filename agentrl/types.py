@@ -354,6 +354,8 @@ class TrajectoryGroup:
     trajectories: list[Trajectory]
     policy_version: int
     """Version that was being sampled when the group was dispatched."""
+    index: int = -1
+    """Position of the prompt in the run's stream of prompts; -1 where it comes from none."""
     discarded: list[Trajectory] = field(default_factory=list)
     """Failed attempts that were run again: data for the record, never trained."""
     index: int = 0

@@ -80,6 +80,7 @@ class GroupRunner:
             env_id=self._env_id,
             trajectories=[],
             policy_version=self._policy_version(),
+            index=dispatch.index,
         )
         async with asyncio.TaskGroup() as members:
             tasks = [
