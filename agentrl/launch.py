@@ -5,53 +5,48 @@ Everything here is wiring: no part knows of another one than those it is given.
 
 from __future__ import annotations
 
-import asyncio
-import copy
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from agentrl.agent.renderer import Renderer
+from agentrl.algo.config import CreditConfig
+from agentrl.algo.loss import make_loss
+from agentrl.config.environments import credit_configs
 from agentrl.config.load import from_yaml, load, to_dict
 from agentrl.config.schema import Config
 from agentrl.dist.config import Schedule
 from agentrl.dist.engines.fsdp import FSDPEngine
 from agentrl.dist.weight_sync.inproc import InprocWeightSync
-from agentrl.env.base import Env
-from agentrl.env.registry import make_env
-from agentrl.env.validate import check_tools
+from agentrl.env.entries import run_label
 from agentrl.errors import ConfigError
-from agentrl.kwargs import check_kwargs
 from agentrl.model.load import LoadedModel
-from agentrl.rollout.buffer import RolloutBuffer
+from agentrl.playground import Playground, open_playground
+from agentrl.rollout.buffer import RolloutBuffer, Verdict
 from agentrl.rollout.engine import RolloutEngine
-from agentrl.rollout.engines import engine_registry
-from agentrl.rollout.groups import GroupRunner, is_trainable
+from agentrl.rollout.groups import is_trainable
+from agentrl.rollout.mix import MixedStream
 from agentrl.rollout.producer import Producer
-from agentrl.rollout.stage import Stage, open_stage
 from agentrl.rollout.tasks import Dispatch, TaskStream, check_disjoint, check_tasks, read_split
-from agentrl.sandbox.config import SandboxConfig
-from agentrl.sandbox.pool import SandboxPool
-from agentrl.sandbox.registry import sandbox_registry
+from agentrl.seeding import derive_seed
 from agentrl.telemetry.meter import Meter
 from agentrl.telemetry.run_dir import RunDir
 from agentrl.telemetry.tracker import MissingExtraError, TrackedRun, build_trackers
-from agentrl.tool.binding import Toolbox
 from agentrl.train.assemble import assemble
 from agentrl.train.checkpoint import CheckpointStore
-from agentrl.train.config import ModelConfig
+from agentrl.train.credit import has_signal
+from agentrl.train.environments import Environment, make_environments
 from agentrl.train.evaluate import Evaluator, choose_tasks
-from agentrl.train.open_model import is_run, keep_model_files, open_model, run_config_path
+from agentrl.train.learner import Learner
+from agentrl.train.open_model import keep_model_files, run_config_path
+from agentrl.train.reference import open_reference
 from agentrl.train.rng_state import restore_rng, seed_rng
 from agentrl.train.settings import refuse_changed_settings
 from agentrl.train.trainer import Progress, Trainer
-from agentrl.train.update import update_policy
 from agentrl.types import Task, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
@@ -70,111 +65,6 @@ FREE_ON_RESUME = (
     "sandbox.create_timeout_s",
     "rollout.collect_timeout_s",
 )
-
-
-@asynccontextmanager
-async def open_sandboxes(config: SandboxConfig) -> AsyncIterator[SandboxPool]:
-    """Open a pool of sandboxes; its backend starts with the first one that is asked for.
-
-    Raises:
-        RegistryError, ConfigError: no such backend, or arguments that it does not take.
-    """
-    backend = sandbox_registry.get(config.id)
-    check_kwargs(backend, config.kwargs, key="sandbox.kwargs")
-    pool = SandboxPool(
-        backend(**config.kwargs),
-        max_open=config.max_open,
-        create_timeout_s=config.create_timeout_s,
-    )
-    try:
-        yield pool
-    finally:
-        await pool.close()
-
-
-@dataclass(slots=True, kw_only=True)
-class Playground:
-    """What evaluation, rollout and training have in common: a model that plays episodes."""
-
-    model: LoadedModel
-    engine: RolloutEngine
-    stage: Stage
-    concurrency: asyncio.Semaphore
-
-    def groups(
-        self, config: Config, *, purpose: str, num_samples: int, temperature: float
-    ) -> GroupRunner:
-        """Return what samples one prompt ``num_samples`` times."""
-        return GroupRunner(
-            self.stage.play,
-            env_id=config.env.id,
-            num_samples=num_samples,
-            temperature=temperature,
-            failure=config.failure,
-            seed=config.trainer.seed,
-            purpose=purpose,
-            concurrency=self.concurrency,
-            policy_version=lambda: self.engine.policy_version,
-        )
-
-
-@asynccontextmanager
-async def open_playground(config: Config, env: Any) -> AsyncIterator[Playground]:
-    """Open model, engine, environments, tools and sandboxes; leaving closes them all.
-
-    Raises:
-        AgentRLError: whatever of it cannot be used; before anything is trained.
-    """
-    async with AsyncExitStack() as stack:
-        sandboxes = await stack.enter_async_context(open_sandboxes(config.sandbox))
-        if isinstance(env, Env) and env.sandboxed:
-            await sandboxes.start()
-        toolbox = Toolbox(
-            check_tools(env.tools, env=f"environment {config.env.id!r}"),
-            replace=config.tools.specs,
-            allow_import=config.tools.allow_import,
-        )
-        model = await open_model(
-            _model_of(config),
-            config.env,
-            env,
-            toolbox=toolbox,
-            sandboxes=sandboxes,
-            quiet=config.telemetry.quiet,
-        )
-        engine = engine_registry.get(config.rollout.engine.id)(
-            copy.deepcopy(model.model),
-            max_context=config.rollout.max_context_tokens,
-            deterministic=config.trainer.deterministic,
-            kwargs=config.rollout.engine.kwargs,
-        )
-        await engine.start()
-        stack.push_async_callback(engine.close)
-        stage = await stack.enter_async_context(
-            open_stage(
-                env=config.env,
-                toolbox=toolbox,
-                rollout=config.rollout,
-                renderer=Renderer(model.tokenizer),
-                engine=engine,
-                sandboxes=sandboxes,
-                tool_parser=config.model.tool_parser,
-            )
-        )
-        yield Playground(
-            model=model,
-            engine=engine,
-            stage=stage,
-            concurrency=asyncio.Semaphore(config.rollout.concurrency),
-        )
-
-
-def _model_of(config: Config) -> ModelConfig:
-    """A resumed run takes its model from its own checkpoint, whatever became of the original."""
-    run = config.trainer.resume
-    if run is None or not is_run(run) or not CheckpointStore.of_run(Path(run)).steps():
-        return config.model
-    return replace(config.model, path=run)
 
 
 async def train(config: Config, *, announce: Callable[[str], None] = logger.info) -> Path:
@@ -205,11 +95,12 @@ async def train(config: Config, *, announce: Callable[[str], None] = logger.info
 @asynccontextmanager
 async def open_trainer(config: Config) -> AsyncIterator[Trainer]:
     """Build a trainer, restored where ``trainer.resume`` says so; leaving closes every part."""
-    env = make_env(config.env.id, config.env.kwargs)
-    tasks = load_tasks(config, env)
+    environments = make_environments(config.env, config.tools)
+    tasks = load_tasks(environments)
+    credit = credit_configs(config)
     async with AsyncExitStack() as stack:
         run_dir = stack.enter_context(claimed_run_dir(config))
-        ground = await stack.enter_async_context(open_playground(config, env))
+        ground = await stack.enter_async_context(open_playground(config, environments))
         actor = FSDPEngine(
             ground.model.model,
             ground.model.tokenizer,
@@ -227,7 +118,10 @@ async def open_trainer(config: Config) -> AsyncIterator[Trainer]:
             keep_last=config.trainer.keep_last,
         )
         seed_rng(config.trainer.seed)
+        learner = _learner(config, credit, ground.model, actor, run_dir)
         progress = restore(config, checkpoints, actor, run_dir)
+        if progress.learner:
+            learner.load_state_dict(progress.learner)
         run_dir.write_config(yaml.safe_dump(to_dict(config), sort_keys=False))
         keep_model_files(ground.model, run_dir.path)
         buffer = RolloutBuffer(
@@ -242,32 +136,33 @@ async def open_trainer(config: Config) -> AsyncIterator[Trainer]:
             temperature=config.rollout.temperature,
         )
         producer = Producer(
-            TaskStream(tasks["train"], seed=config.trainer.seed, source=f"{config.env.id} train"),
+            _prompts(config, environments, tasks["train"]),
             buffer,
-            training.run,
-            partial(is_trainable, failure=config.failure),
+            training,
+            partial(judge, config=config, credit=credit),
         )
         yield Trainer(
             config=config.trainer,
             failure=config.failure,
             collect_timeout_s=config.rollout.collect_timeout_s,
+            max_refills=config.algo.groups.max_refills if config.algo.groups.refill else 0,
             progress=progress,
             actor=actor,
+            learner=learner,
             weights=_InprocWeights(actor, ground.engine),
             placement=_OneDevice(),
             producer=producer,
             buffer=buffer,
-            assemble=partial(assemble, config=config.algo),
-            update=partial(
-                update_policy, algo=config.algo, actor=config.actor, seed=config.trainer.seed
-            ),
+            assemble=partial(assemble, configs=credit),
             evaluator=Evaluator(
                 _eval_groups(config, ground),
                 {
-                    split: choose_tasks(tasks[split], _num_tasks(config, split))
+                    split: {
+                        env: choose_tasks(held_out, _num_tasks(config, split))
+                        for env, held_out in tasks[split].items()
+                    }
                     for split in HELD_OUT
                 },
-                env_id=config.env.id,
                 every=config.trainer.eval_every,
                 total_steps=config.trainer.total_steps,
             ),
@@ -278,20 +173,79 @@ async def open_trainer(config: Config) -> AsyncIterator[Trainer]:
         )
 
 
-def load_tasks(config: Config, env: Any) -> dict[str, Sequence[Task]]:
-    """Read every split and check it: unique ids, evaluation disjoint from training.
+def _learner(
+    config: Config,
+    credit: Mapping[str, CreditConfig],
+    model: LoadedModel,
+    actor: FSDPEngine,
+    run_dir: RunDir,
+) -> Learner:
+    """Build the algorithm, with the reference policy where the KL is on."""
+    reference = None
+    if config.algo.kl.coef:
+        reference = open_reference(
+            model.model,
+            run_dir.path / "reference" / "model.safetensors",
+            temperature=config.rollout.temperature,
+            precision=config.actor.precision,
+            resumed=config.trainer.resume is not None,
+        )
+    return Learner(
+        actor,
+        algo=config.algo,
+        credit=credit,
+        token_loss=make_loss(config.algo.loss, config.algo.loss_kwargs),
+        optimization=config.actor,
+        loss_agg_tokens=config.algo.loss_agg_tokens or config.rollout.max_response_tokens,
+        seed=config.trainer.seed,
+        reference=reference,
+    )
+
+
+def judge(group: TrajectoryGroup, *, config: Config, credit: Mapping[str, CreditConfig]) -> Verdict:
+    """Say what a finished group is good for, under the failure policy and the choice of groups."""
+    if not is_trainable(group, config.failure):
+        return Verdict.FAILED
+    if config.algo.groups.refill and not has_signal(group, credit):
+        return Verdict.NO_SIGNAL
+    return Verdict.TRAINABLE
+
+
+def _prompts(
+    config: Config, environments: Sequence[Environment], tasks: Mapping[str, Sequence[Task]]
+) -> MixedStream:
+    """Shuffle each environment's tasks into epochs of its own, and mix them by weight."""
+    run_seed = config.trainer.seed
+    streams, weights = {}, {}
+    for item in environments:
+        namespace = item.entry.namespace
+        seed = derive_seed(run_seed, namespace) if namespace else run_seed
+        streams[item.name] = TaskStream(tasks[item.name], seed=seed, source=f"{item.name} train")
+        weights[item.name] = item.entry.weight
+    return MixedStream(streams, weights)
+
+
+def load_tasks(environments: Sequence[Environment]) -> dict[str, dict[str, Sequence[Task]]]:
+    """Read every split of every environment and check it: split -> environment -> tasks.
+
+    Ids are unique, and evaluation is disjoint from training, within an environment.
 
     Raises:
         EnvError: a split cannot be read, or holds something else than sound tasks.
         DataError: an empty train split, repeated ids, or splits that overlap.
     """
-    env_id = config.env.id
-    tasks = {split: read_split(env, split, env_id=env_id) for split in ("train", *HELD_OUT)}
-    check_tasks(tasks["train"], source=f"{config.env.id} train")
-    for split in HELD_OUT:
-        if len(tasks[split]):
-            check_tasks(tasks[split], source=f"{config.env.id} {split}")
-            check_disjoint(tasks["train"], tasks[split], split=split)
+    tasks: dict[str, dict[str, Sequence[Task]]] = {split: {} for split in ("train", *HELD_OUT)}
+    for item in environments:
+        for split, found in tasks.items():
+            found[item.name] = read_split(item.env, split, env_id=item.entry.config.id)
+        train = tasks["train"][item.name]
+        check_tasks(train, source=f"{item.name} train")
+        for split in HELD_OUT:
+            held_out = tasks[split][item.name]
+            if len(held_out):
+                label = f"{item.entry.namespace} {split}".strip()
+                check_tasks(held_out, source=f"{item.name} {split}")
+                check_disjoint(train, held_out, split=label)
     return tasks
 
 
@@ -306,7 +260,7 @@ def claimed_run_dir(config: Config) -> Iterator[RunDir]:
     elif config.trainer.run_dir:
         run_dir = RunDir.create(config.trainer.run_dir)
     else:
-        run_dir = RunDir.create_named(config.env.id)
+        run_dir = RunDir.create_named(run_label(config.env))
     try:
         yield run_dir
     finally:
@@ -375,7 +329,7 @@ def _eval_groups(config: Config, ground: Playground):
     }
 
     async def run(split: str, dispatch: Dispatch) -> TrajectoryGroup:
-        return await runners[split].run(dispatch)
+        return await runners[split](dispatch)
 
     return run
 

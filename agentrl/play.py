@@ -11,12 +11,12 @@ from rich.progress import track
 
 from agentrl.config.load import from_yaml, load
 from agentrl.config.schema import Config
-from agentrl.env.registry import make_env
 from agentrl.env.task_check import SPLITS
 from agentrl.errors import ConfigError
-from agentrl.launch import open_playground
-from agentrl.rollout.tasks import Dispatch, check_tasks, read_split
-from agentrl.train.evaluate import choose_tasks, refuse_censored
+from agentrl.playground import open_playground
+from agentrl.rollout.tasks import check_tasks, read_split
+from agentrl.train.environments import make_environments
+from agentrl.train.evaluate import choose_tasks, dispatches, refuse_censored
 from agentrl.train.open_model import is_run, run_config_path
 from agentrl.types import Trajectory
 
@@ -43,9 +43,11 @@ async def play_split(
 ) -> list[Trajectory]:
     """Sample ``num_samples`` episodes of each of ``num_tasks`` tasks (0: all) of a split.
 
+    With several environments that is the number of tasks of each.
+
     Raises:
         ConfigError: the counts make no sense, or there is no such split.
-        DataError: the split has no tasks.
+        DataError: the split has no tasks in one of the environments.
     """
     if num_samples < 1 or num_tasks < 0:
         raise ConfigError(
@@ -54,22 +56,21 @@ async def play_split(
     known = (*SPLITS, "all")  # a benchmark such as HumanEval is one split
     if split not in known:
         raise ConfigError(f"--split {split!r} is unknown; known: {', '.join(known)}")
-    env = make_env(config.env.id, config.env.kwargs)
-    tasks = read_split(env, split, env_id=config.env.id)
-    check_tasks(tasks, source=f"{config.env.id} {split}")
-    chosen = choose_tasks(tasks, num_tasks)
+    environments = make_environments(config.env, config.tools)
+    chosen = []
+    for item in environments:
+        tasks = read_split(item.env, split, env_id=item.name)
+        check_tasks(tasks, source=f"{item.name} {split}")
+        chosen += dispatches(item.name, choose_tasks(tasks, num_tasks))
     temperature = config.eval.temperature
-    async with open_playground(config, env) as ground:
-        runner = ground.groups(
+    async with open_playground(config, environments) as ground:
+        play = ground.groups(
             config,
             purpose=f"eval-{split}",
             num_samples=num_samples,
             temperature=config.rollout.temperature if temperature is None else temperature,
         )
-        pending = [
-            asyncio.create_task(runner.run(Dispatch(index=index, epoch=0, task=task)))
-            for index, task in enumerate(chosen)
-        ]
+        pending = [asyncio.ensure_future(play(dispatch)) for dispatch in chosen]
         console = Console(stderr=True)
         for done in track(
             asyncio.as_completed(pending),
@@ -80,5 +81,7 @@ async def play_split(
         ):
             await done
         groups = [task.result() for task in pending]
-    refuse_censored(groups, what=f"playing {split!r}")
+    for item in environments:
+        own = [group for group in groups if group.env_id == item.name]
+        refuse_censored(own, what=f"playing {split!r} of {item.name!r}")
     return [trajectory for group in groups for trajectory in group.trajectories]

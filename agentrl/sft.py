@@ -14,14 +14,13 @@ from agentrl.cli.options import check_out_dir
 from agentrl.config.names import unknown_key_message
 from agentrl.dist.engines.fsdp import FSDPEngine
 from agentrl.env.config import EnvConfig
-from agentrl.env.registry import make_env
 from agentrl.errors import ConfigError
-from agentrl.launch import open_sandboxes
 from agentrl.model.load import LoadedModel, load_model
 from agentrl.model.tiny import DEFAULT_VOCAB_SIZE
+from agentrl.playground import open_sandboxes
 from agentrl.sandbox.config import SandboxConfig
-from agentrl.tool.binding import Toolbox
 from agentrl.train.config import TINY
+from agentrl.train.environments import make_environments
 from agentrl.train.open_model import warm_start_progress
 from agentrl.train.sft import SFTStep, run_sft
 from agentrl.train.sft_config import SFTConfig
@@ -129,10 +128,6 @@ def _from_file(path: Path) -> dict[str, list[ChatExample]]:
 async def _demonstrations(
     settings: SFTConfig, env_id: str, report: Report
 ) -> dict[str, list[ChatExample]]:
-    env_config = EnvConfig(id=env_id)
-    env = make_env(env_id)
-    toolbox = Toolbox(tuple(env.tools))
+    environments = make_environments(EnvConfig(id=env_id))
     async with open_sandboxes(SandboxConfig()) as sandboxes:
-        return await collect_splits(
-            settings, env_config, env, toolbox=toolbox, sandboxes=sandboxes, report=report
-        )
+        return await collect_splits(settings, environments, sandboxes=sandboxes, report=report)

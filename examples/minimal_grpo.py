@@ -16,7 +16,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 
-from agentrl import Task, Trajectory, make_env
+from agentrl import Task, Trajectory
 from agentrl.agent.loop import AgentLoop, EpisodeRequest, LoopLimits
 from agentrl.agent.renderer import Renderer
 from agentrl.algo.aggregate import denominators, token_weights
@@ -32,8 +32,8 @@ from agentrl.rollout.engines.config import HFEngineConfig
 from agentrl.rollout.engines.hf import HFEngine
 from agentrl.seeding import derive_seed
 from agentrl.testing import FakeSandboxes
-from agentrl.tool.binding import Toolbox
 from agentrl.train.config import ModelConfig
+from agentrl.train.environments import make_environments
 from agentrl.train.open_model import open_model
 
 ENV = EnvConfig(id="guess_number")
@@ -41,12 +41,12 @@ ENV = EnvConfig(id="guess_number")
 
 async def main(num_steps: int, num_prompts: int, num_samples: int, warm_steps: int) -> None:
     # The environment, and a small model warmed up on its (imperfect) demonstrations.
-    env = make_env(ENV.id)
-    train_tasks, test_tasks = env.tasks("train"), env.tasks("test")[:256]
-    toolbox, sandboxes = Toolbox(), FakeSandboxes()  # the game needs neither tools nor sandboxes
+    (game,) = make_environments(ENV)
+    train_tasks, test_tasks = game.env.tasks("train"), game.env.tasks("test")[:256]
+    sandboxes = FakeSandboxes()  # the game needs none
     model_config = ModelConfig()
     model_config.warm_start.steps = warm_steps
-    model = await open_model(model_config, ENV, env, toolbox=toolbox, sandboxes=sandboxes)
+    model = await open_model(model_config, [game], sandboxes=sandboxes)
 
     # One engine samples, the other trains; the weights go across after every step.
     sampler = HFEngine(copy.deepcopy(model.model), HFEngineConfig(max_context=256))
@@ -59,7 +59,7 @@ async def main(num_steps: int, num_prompts: int, num_samples: int, warm_steps: i
     loop = AgentLoop(
         generate=sampler.generate,
         renderer=Renderer(model.tokenizer),
-        toolbox=toolbox,
+        toolbox=game.toolbox,
         sandboxes=sandboxes,
         limits=LoopLimits(max_turns=5, max_turn_tokens=16, max_context_tokens=256),
         end_session=sampler.end_session,

@@ -68,7 +68,7 @@ async def _report(backend: str) -> dict:
 
 
 async def _run(backend: str, code: str, timeout_s: float):
-    from agentrl.launch import open_sandboxes
+    from agentrl.playground import open_sandboxes
     from agentrl.sandbox.base import SandboxLimits
     from agentrl.sandbox.config import SandboxConfig
 

@@ -100,7 +100,7 @@ def _json_object(text: str, what: str) -> dict[str, Any]:
 async def _call(
     tool: str, values: dict[str, Any], state: dict[str, Any], allow_import: tuple[str, ...]
 ) -> ToolResult:
-    from agentrl.launch import open_sandboxes
+    from agentrl.playground import open_sandboxes
     from agentrl.sandbox.config import SandboxConfig
     from agentrl.tool.base import ToolContext
     from agentrl.tool.binding import Toolbox

@@ -10,7 +10,7 @@ from agentrl.agent.failures import classify, named
 from agentrl.agent.loop import AgentLoop, EpisodeRequest
 from agentrl.agent.renderer import Renderer
 from agentrl.env.base import ScriptedPolicy
-from agentrl.env.config import EnvConfig
+from agentrl.env.entries import EnvEntry
 from agentrl.env.host import EnvHosts
 from agentrl.errors import AgentRLError
 from agentrl.rollout.config import RolloutConfig
@@ -26,14 +26,14 @@ from agentrl.types import Trajectory
 class Stage:
     """Plays one episode at a time per call; any number of calls run concurrently."""
 
-    env_id: str
+    entry: EnvEntry
     hosts: EnvHosts
     loop: AgentLoop
 
     async def play(self, sample: Sample, *, policy: ScriptedPolicy | None = None) -> Trajectory:
         """Play an episode in a fresh environment; what fails in it is data."""
         request = EpisodeRequest(
-            env_id=self.env_id,
+            env_id=self.entry.name,
             task=sample.task,
             seed=sample.seed,
             group_id=sample.group_id,
@@ -72,7 +72,7 @@ def _never_opened(request: EpisodeRequest, error: AgentRLError) -> Trajectory:
 @asynccontextmanager
 async def open_stage(
     *,
-    env: EnvConfig,
+    entry: EnvEntry,
     toolbox: Toolbox,
     rollout: RolloutConfig,
     renderer: Renderer,
@@ -87,7 +87,7 @@ async def open_stage(
         RenderError: the chat template cannot show these tools.
     """
     async with AsyncExitStack() as stack:
-        hosts = EnvHosts(env, reward_timeout_s=rollout.reward_timeout_s)
+        hosts = EnvHosts(entry.config, reward_timeout_s=rollout.reward_timeout_s)
         stack.push_async_callback(hosts.close)
         loop = AgentLoop(
             generate=engine.generate,
@@ -98,4 +98,4 @@ async def open_stage(
             parser=make_parser(tool_parser),
             end_session=engine.end_session,
         )
-        yield Stage(env_id=env.id, hosts=hosts, loop=loop)
+        yield Stage(entry=entry, hosts=hosts, loop=loop)

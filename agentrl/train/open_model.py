@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +12,12 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from agentrl.env.config import EnvConfig
 from agentrl.errors import CheckpointError
 from agentrl.model.load import LoadedModel, load_model, load_with_weights
 from agentrl.sandbox.base import SandboxProvider
-from agentrl.tool.binding import Toolbox
 from agentrl.train.checkpoint import CheckpointStore
 from agentrl.train.config import TINY, ModelConfig
+from agentrl.train.environments import Environment
 from agentrl.train.warm_start import warm_start
 
 MODEL_FOLDER = "model"
@@ -32,10 +31,8 @@ _STAGES = {
 
 async def open_model(
     config: ModelConfig,
-    env_config: EnvConfig,
-    env: Any,
+    environments: Sequence[Environment],
     *,
-    toolbox: Toolbox,
     sandboxes: SandboxProvider,
     quiet: bool = False,
 ) -> LoadedModel:
@@ -50,9 +47,7 @@ async def open_model(
         with warm_start_progress(quiet) as show:
             start = await warm_start(
                 config.warm_start,
-                env_config,
-                env,
-                toolbox=toolbox,
+                environments,
                 sandboxes=sandboxes,
                 report=show.report,
             )

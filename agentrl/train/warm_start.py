@@ -1,4 +1,4 @@
-"""The embedded model, warmed up on an environment's demonstrations and kept for the next run.
+"""The embedded model, warmed up on the environments' demonstrations and kept for the next run.
 
 Demonstrations -> tokenizer -> model with random weights -> supervised training -> a directory that
 ``AutoModelForCausalLM`` and ``AutoTokenizer`` load. The directory lies in the user's cache under a
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -22,15 +22,15 @@ import agentrl.train.sft
 from agentrl.agent.renderer import Renderer
 from agentrl.agent.template import ChatTemplate
 from agentrl.dist.engines.fsdp import FSDPEngine
-from agentrl.env.config import EnvConfig
 from agentrl.env.registry import env_class
 from agentrl.errors import ModelError
 from agentrl.model.cache import cache_root, make_once
 from agentrl.model.tiny import MAX_CONTEXT_TOKENS, build_tiny, train_tokenizer
+from agentrl.rollout.mix import MixSchedule
 from agentrl.sandbox.base import SandboxProvider
-from agentrl.tool.binding import Toolbox
 from agentrl.train.config import WarmStartConfig
 from agentrl.train.demonstrations import collect_demonstrations, open_player
+from agentrl.train.environments import Environment
 from agentrl.train.sft import SFTResult, SFTStep, run_sft
 from agentrl.train.sft_config import SFTConfig
 from agentrl.train.sft_data import ChatExample, encode_examples
@@ -67,36 +67,33 @@ class WarmStart:
 
 async def warm_start(
     config: WarmStartConfig,
-    env_config: EnvConfig,
-    env: Any,
+    environments: Sequence[Environment],
     *,
-    toolbox: Toolbox,
     sandboxes: SandboxProvider,
     report: Report | None = None,
     cache: Path | None = None,
 ) -> WarmStart:
-    """Return the warmed-up embedded model for an environment, from the cache or made now.
+    """Return the warmed-up embedded model for these environments, from the cache or made now.
 
     Args:
         config: the recipe.
-        env_config: names the environment; its id and arguments are part of the cache key.
-        env: an instance of it.
-        toolbox: the tools that the model is told of.
+        environments: whose demonstrations it learns from, in the proportions of their weights.
         sandboxes: for demonstrations that have to be played.
         report: told about progress.
         cache: default: ``$AGENTRL_CACHE``, else ``~/.cache/agentrl``.
 
     Raises:
-        EnvError: the environment has no demonstrations; says what to do.
+        EnvError: an environment has no demonstrations; says what to do.
         ModelError: the cache cannot be written, or is damaged.
     """
-    key = cache_key(config, env_config, toolbox)
-    target = (cache or cache_root()) / "warm_start" / f"{_readable(env_config.id)}-{key}"
+    key = cache_key(config, environments)
+    readable = "-".join(_readable(item.entry.config.id) for item in environments)[:80]
+    target = (cache or cache_root()) / "warm_start" / f"{readable}-{key}"
     if target.is_dir():
         return WarmStart(path=target, cached=True, facts=_read_facts(target))
     report = report or _silent
     demonstrations = await collect_splits(
-        sft_config(config), env_config, env, toolbox=toolbox, sandboxes=sandboxes, report=report
+        sft_config(config), environments, sandboxes=sandboxes, report=report
     )
     make_once(
         target,
@@ -111,21 +108,26 @@ async def warm_start(
     return WarmStart(path=target, cached=False, facts=_read_facts(target))
 
 
-def cache_key(config: WarmStartConfig, env_config: EnvConfig, toolbox: Toolbox) -> str:
-    """Hash everything that shapes the model: recipe, environment and its source, tools, versions.
+def cache_key(config: WarmStartConfig, environments: Sequence[Environment]) -> str:
+    """Hash what shapes the model: recipe, environments, their sources, tools and shares, versions.
 
     (The last bits of the weights also depend on the processor and the number of threads.)
     """
     digest = hashlib.blake2b(digest_size=8)
-    plain = {
-        "recipe": asdict(config),
-        "env": {"id": env_config.id, "kwargs": env_config.kwargs},
-        "tools": toolbox.schemas,
-        "versions": {name: version(name) for name in _PACKAGES},
-    }
-    digest.update(json.dumps(plain, sort_keys=True, default=repr).encode())
-    for path in _sources(env_class(env_config.id)):
-        digest.update(hashlib.blake2b(path.read_bytes()).digest())
+    for item in environments:
+        env = item.entry.config
+        plain = {
+            "recipe": asdict(config),
+            "env": {"id": env.id, "kwargs": env.kwargs},
+            "tools": item.toolbox.schemas,
+            "versions": {name: version(name) for name in _PACKAGES},
+        }
+        digest.update(json.dumps(plain, sort_keys=True, default=repr).encode())
+        for path in _sources(env_class(env.id)):
+            digest.update(hashlib.blake2b(path.read_bytes()).digest())
+    total = sum(item.entry.weight for item in environments)
+    for item in environments[1:]:  # the first one's share follows from the others'
+        digest.update(repr(item.entry.weight / total).encode())
     return digest.hexdigest()
 
 
@@ -142,46 +144,56 @@ def sft_config(config: WarmStartConfig) -> SFTConfig:
 
 async def collect_splits(
     sft: SFTConfig,
-    env_config: EnvConfig,
-    env: Any,
+    environments: Sequence[Environment],
     *,
-    toolbox: Toolbox,
     sandboxes: SandboxProvider,
     report: Report,
 ) -> dict[str, list[ChatExample]]:
     """Return demonstrations of the splits ``train`` (as many as ``sft`` sees) and ``val``.
 
+    Those of several environments are interleaved as their prompts will be.
+
     Raises:
-        EnvError: the environment has no demonstrations; says what to do.
+        EnvError: an environment has no demonstrations; says what to do.
     """
     wanted = {
         "train": min(sft.steps * sft.episodes_per_step, MAX_DEMONSTRATIONS),
         "val": _NUM_VALIDATION,
     }
-    found: dict[str, list[ChatExample]] = {}
-    async with open_player(
-        env_config,
-        toolbox=toolbox,
-        sandboxes=sandboxes,
-        renderer=Renderer(train_tokenizer([""], _BYTES_ONLY)),
-        seed=sft.seed,
-    ) as play:
-        for split, count in wanted.items():
-            before = sum(map(len, found.values()))
+    schedule = MixSchedule([item.entry.weight for item in environments])
+    order = {
+        split: [schedule.at(index)[0] for index in range(count)] for split, count in wanted.items()
+    }
+    renderer = Renderer(train_tokenizer([""], _BYTES_ONLY))
+    num_found = 0
 
-            def on_progress(num_found: int, before: int = before) -> None:
-                report("demonstrations", before + num_found, sum(wanted.values()))
+    def on_progress(num_new: int) -> None:
+        report("demonstrations", num_found + num_new, sum(wanted.values()))
 
-            found[split] = await collect_demonstrations(
-                env,
-                split,
-                seed=sft.seed,
-                count=count,
-                tools=toolbox.schemas,
-                play=play,
-                on_progress=on_progress,
-            )
-    return found
+    found: dict[str, list[Iterator[ChatExample]]] = {split: [] for split in wanted}
+    for party, item in enumerate(environments):
+        async with open_player(
+            item.entry.config,
+            toolbox=item.toolbox,
+            sandboxes=sandboxes,
+            renderer=renderer,
+            seed=sft.seed,
+        ) as play:
+            for split, parties in order.items():
+                examples = await collect_demonstrations(
+                    item.env,
+                    split,
+                    seed=sft.seed,
+                    count=parties.count(party),
+                    tools=item.toolbox.schemas,
+                    play=play,
+                    on_progress=on_progress,
+                )
+                num_found += len(examples)
+                found[split].append(iter(examples))
+    return {
+        split: [next(found[split][party]) for party in parties] for split, parties in order.items()
+    }
 
 
 def train_tiny(

@@ -13,13 +13,13 @@ import torch
 
 from agentrl.batch import Batch
 from agentrl.errors import TrainingError
-from agentrl.rollout.buffer import RolloutBuffer
+from agentrl.rollout.buffer import RolloutBuffer, Verdict
 from agentrl.rollout.config import FailureConfig
 from agentrl.rollout.producer import Producer
 from agentrl.rollout.tasks import Dispatch, TaskStream
 from agentrl.telemetry.meter import Meter
 from agentrl.telemetry.run_dir import RunDir
-from agentrl.train.assemble import TrainBatch
+from agentrl.train.assemble import TrainBatch, assemble
 from agentrl.train.config import TrainerConfig
 from agentrl.train.evaluate import Evaluator
 from agentrl.train.trainer import Progress, Trainer
@@ -38,8 +38,9 @@ class Parts:
         self.sampled: list[tuple[int, int]] = []
         self.version = -1
         self.untrainable = untrainable or set()
-        self.batch: TrainBatch = TrainBatch(
-            batch=Batch.from_rows({"ids": [torch.zeros(3, dtype=torch.int64)]})
+        self.batch = replace(
+            assemble([], {}),
+            batch=Batch.from_rows({"ids": [torch.zeros(3, dtype=torch.int64)]}),
         )
         self.metrics: list[dict[str, Any]] = []
         self.tmp_path = tmp_path
@@ -79,7 +80,19 @@ class Parts:
         """Nothing to close."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {}
+        return {"kl": 1.0}
+
+    def assign_credit(self, batch: TrainBatch) -> tuple[TrainBatch, dict[str, Any]]:
+        self.events.append("credit")
+        return batch, {"credit/seen": 1}
+
+    def update(self, train_batch: TrainBatch, step: int) -> dict[str, Any]:
+        self.events.append(f"update {step}")
+        return self.metrics[step] if step < len(self.metrics) else {"actor/updates": 1}
+
+    def judge(self, group: TrajectoryGroup) -> Verdict:
+        failed = int(group.id) in self.untrainable
+        return Verdict.FAILED if failed else Verdict.TRAINABLE
 
     def trainer(self, config: TrainerConfig, progress: Progress, failure: FailureConfig) -> Trainer:
         buffer = RolloutBuffer(
@@ -90,31 +103,27 @@ class Parts:
             self.events.append(f"evaluate {split} {self.version}")
             return await self.run_group(dispatch)
 
-        def update(batch: TrainBatch, engine: Any, step: int) -> dict[str, Any]:
-            self.events.append(f"update {step}")
-            return self.metrics[step] if step < len(self.metrics) else {"actor/updates": 1}
-
         return Trainer(
             config=config,
             failure=failure,
             collect_timeout_s=20,
+            max_refills=0,
             progress=progress,
             actor=self,  # type: ignore[arg-type]
+            learner=self,
             weights=self,
             placement=self,
             producer=Producer(
                 TaskStream(TASKS, seed=0, source="t"),
                 buffer,
                 self.run_group,
-                lambda group: int(group.id) not in self.untrainable,
+                self.judge,
             ),
             buffer=buffer,
             assemble=lambda groups: self.batch,
-            update=update,
             evaluator=Evaluator(
                 evaluate,
-                {"val": TASKS[:1], "test": TASKS[:1]},
-                env_id="e",
+                {"val": {"e": TASKS[:1]}, "test": {"e": TASKS[:1]}},
                 every=config.eval_every,
                 total_steps=config.total_steps,
             ),

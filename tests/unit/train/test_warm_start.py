@@ -11,14 +11,19 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentrl.agent.renderer import Renderer
-from agentrl.env.config import EnvConfig
-from agentrl.env.registry import make_env
+from agentrl.env.config import EnvConfig, MixEntry
 from agentrl.errors import EnvError, ModelError
 from agentrl.model.cache import cache_root
 from agentrl.testing import FakeSandboxes
-from agentrl.tool.binding import Toolbox
 from agentrl.train.config import WarmStartConfig
-from agentrl.train.warm_start import WarmStart, cache_key, warm_start
+from agentrl.train.environments import make_environments
+from agentrl.train.warm_start import (
+    WarmStart,
+    cache_key,
+    collect_splits,
+    sft_config,
+    warm_start,
+)
 from agentrl.types import Message
 
 RECIPE = WarmStartConfig(steps=12, episodes_per_step=8, lr=1e-2, vocab_size=300)
@@ -52,9 +57,7 @@ def _run(config: EnvConfig, cache: Path, **kwargs: Any) -> WarmStart:
     return asyncio.run(
         warm_start(
             RECIPE,
-            config,
-            make_env(config.id, config.kwargs),
-            toolbox=Toolbox(),
+            make_environments(config),
             sandboxes=FakeSandboxes(),
             cache=cache,
             **kwargs,
@@ -112,7 +115,7 @@ def test_made_again_it_has_the_same_bits(env_config: EnvConfig, tmp_path: Path) 
 
 def test_whatever_shapes_the_model_changes_the_key(env_config: EnvConfig, tmp_path: Path) -> None:
     def key(recipe: WarmStartConfig = RECIPE, config: EnvConfig = env_config) -> str:
-        return cache_key(recipe, config, Toolbox())
+        return cache_key(recipe, make_environments(config))
 
     known = {key()}
     assert key() in known  # and nothing else does
@@ -123,7 +126,41 @@ def test_whatever_shapes_the_model_changes_the_key(env_config: EnvConfig, tmp_pa
     path = tmp_path / "edited.py"
     path.write_text(SOURCE.replace("done", "over"))
     known.add(key(config=EnvConfig(id=f"{path}:Polite")))
-    assert len(known) == 1 + len(dataclasses.fields(WarmStartConfig)) + 2
+    other = MixEntry(id=f"{path}:Polite")
+    for share in (1.0, 2.0):
+        mix = [MixEntry(id=env_config.id, weight=share), other]
+        known.add(key(config=EnvConfig(mix=mix)))
+        known.add(key(config=EnvConfig(mix=mix[::-1])))
+    assert len(known) == 1 + len(dataclasses.fields(WarmStartConfig)) + 2 + 4
+    # Where there is one environment, it does not matter how that was written.
+    assert key(config=EnvConfig(mix=[MixEntry(id=env_config.id, weight=3.0)])) == key()
+    # Proportions count, not the numbers that they are written with.
+    halves = [EnvConfig(mix=[MixEntry(id=env_config.id, weight=w)] * 2) for w in (1.0, 5.0)]
+    assert key(config=halves[0]) == key(config=halves[1])
+
+
+def test_demonstrations_of_a_mix_are_interleaved_by_weight(
+    env_config: EnvConfig, tmp_path: Path
+) -> None:
+    (tmp_path / "rude.py").write_text(SOURCE.replace("yes", "no"))
+    rude = MixEntry(id=f"{tmp_path / 'rude.py'}:Polite", name="rude", weight=3.0)
+    config = EnvConfig(mix=[MixEntry(id=env_config.id, weight=1.0), rude], process=False)
+    found = asyncio.run(
+        collect_splits(
+            sft_config(RECIPE),
+            make_environments(config),
+            sandboxes=FakeSandboxes(),
+            report=lambda *args: None,
+        )
+    )
+    said = [example.messages[1]["content"] for example in found["train"]]
+    assert len(said) == RECIPE.steps * RECIPE.episodes_per_step
+    for start in range(0, len(said), 4):
+        assert sorted(said[start : start + 4]) == ["no", "no", "no", "yes"]
+    # Each environment's own order is kept.
+    yes = [item for item in found["train"] if item.messages[1]["content"] == "yes"]
+    assert [e.messages[0]["content"][-1] for e in yes[:9]] == [str(i % 7) for i in range(9)]
+    assert len(found["val"]) == 256
 
 
 def test_a_training_that_dies_leaves_nothing_behind(env_config: EnvConfig, tmp_path: Path) -> None:

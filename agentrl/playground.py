@@ -1,0 +1,139 @@
+"""What evaluation, rollout and training have in common: a model that plays episodes."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from agentrl.agent.renderer import Renderer
+from agentrl.config.schema import Config
+from agentrl.kwargs import check_kwargs
+from agentrl.model.load import LoadedModel
+from agentrl.rollout.engine import RolloutEngine
+from agentrl.rollout.engines import engine_registry
+from agentrl.rollout.groups import GroupRunner
+from agentrl.rollout.producer import RunGroup
+from agentrl.rollout.stage import Stage, open_stage
+from agentrl.rollout.tasks import Dispatch
+from agentrl.sandbox.config import SandboxConfig
+from agentrl.sandbox.pool import SandboxPool
+from agentrl.sandbox.registry import sandbox_registry
+from agentrl.train.checkpoint import CheckpointStore
+from agentrl.train.config import ModelConfig
+from agentrl.train.environments import Environment, need_sandboxes
+from agentrl.train.open_model import is_run, open_model
+from agentrl.types import TrajectoryGroup
+
+
+@asynccontextmanager
+async def open_sandboxes(config: SandboxConfig) -> AsyncIterator[SandboxPool]:
+    """Open a pool of sandboxes; its backend starts with the first one that is asked for.
+
+    Raises:
+        RegistryError, ConfigError: no such backend, or arguments that it does not take.
+    """
+    backend = sandbox_registry.get(config.id)
+    check_kwargs(backend, config.kwargs, key="sandbox.kwargs")
+    pool = SandboxPool(
+        backend(**config.kwargs),
+        max_open=config.max_open,
+        create_timeout_s=config.create_timeout_s,
+    )
+    try:
+        yield pool
+    finally:
+        await pool.close()
+
+
+@dataclass(slots=True, kw_only=True)
+class Playground:
+    """One engine, and a stage for every environment: tools differ, all else is shared."""
+
+    model: LoadedModel
+    engine: RolloutEngine
+    stages: Sequence[Stage]
+    concurrency: asyncio.Semaphore
+
+    def groups(
+        self, config: Config, *, purpose: str, num_samples: int, temperature: float
+    ) -> RunGroup:
+        """Return what samples a prompt ``num_samples`` times, in its environment."""
+        runners = {
+            stage.entry.name: GroupRunner(
+                stage.play,
+                env_id=stage.entry.name,
+                num_samples=num_samples,
+                temperature=temperature,
+                failure=config.failure,
+                seed=config.trainer.seed,
+                purpose=purpose,
+                concurrency=self.concurrency,
+                policy_version=lambda: self.engine.policy_version,
+                namespace=stage.entry.namespace,
+            )
+            for stage in self.stages
+        }
+
+        async def run(dispatch: Dispatch) -> TrajectoryGroup:
+            return await runners[dispatch.env].run(dispatch)
+
+        return run
+
+
+@asynccontextmanager
+async def open_playground(
+    config: Config, environments: Sequence[Environment]
+) -> AsyncIterator[Playground]:
+    """Open model, engine, environments, tools and sandboxes; leaving closes them all.
+
+    Raises:
+        AgentRLError: whatever of it cannot be used; before anything is trained.
+    """
+    async with AsyncExitStack() as stack:
+        sandboxes = await stack.enter_async_context(open_sandboxes(config.sandbox))
+        if need_sandboxes(environments):
+            await sandboxes.start()
+        model = await open_model(
+            _model_of(config), environments, sandboxes=sandboxes, quiet=config.telemetry.quiet
+        )
+        engine = engine_registry.get(config.rollout.engine.id)(
+            copy.deepcopy(model.model),
+            max_context=config.rollout.max_context_tokens,
+            deterministic=config.trainer.deterministic,
+            kwargs=config.rollout.engine.kwargs,
+        )
+        await engine.start()
+        stack.push_async_callback(engine.close)
+        renderer = Renderer(model.tokenizer)
+        stages = [
+            await stack.enter_async_context(
+                open_stage(
+                    entry=item.entry,
+                    toolbox=item.toolbox,
+                    rollout=config.rollout,
+                    renderer=renderer,
+                    engine=engine,
+                    sandboxes=sandboxes,
+                    tool_parser=config.model.tool_parser,
+                )
+            )
+            for item in environments
+        ]
+        yield Playground(
+            model=model,
+            engine=engine,
+            stages=stages,
+            concurrency=asyncio.Semaphore(config.rollout.concurrency),
+        )
+
+
+def _model_of(config: Config) -> ModelConfig:
+    """A resumed run takes its model from its own checkpoint, whatever became of the original."""
+    run = config.trainer.resume
+    if run is None or not is_run(run) or not CheckpointStore.of_run(Path(run)).steps():
+        return config.model
+    return replace(config.model, path=run)
