@@ -4,9 +4,11 @@ PYTHON ?= python3.11
 TORCH  ?= torch==2.13.0
 VENV   := .venv
 BIN    := $(VENV)/bin
+# What verl needs is not what agentrl needs: it stays out of the way.
+VERL_BIN := .venv-verl/bin
 DEMO_ARGS ?=
 
-.PHONY: setup setup-dev demo test soak check bench clean
+.PHONY: setup setup-dev demo test parity soak check bench clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -39,6 +41,16 @@ test: setup-dev check  ## what CI runs: small counts
 	rm -f .coverage .coverage.*
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --cov=agentrl --cov-report=term:skip-covered --cov-fail-under=85
 
+.venv-verl/.stamp: Makefile
+	$(PYTHON) -m venv .venv-verl
+	$(VERL_BIN)/python -m pip install --quiet "$(TORCH)" numpy "transformers>=5.0,<6" pytest pytest-timeout
+	$(VERL_BIN)/python -m pip install --quiet --no-deps verl==0.9.1 "tensordict>=0.8,<=0.10,!=0.9.0"
+	$(VERL_BIN)/python -m pip install --quiet ray hydra-core codetiming pandas orjson cloudpickle "pyvers>=0.1,<0.2" importlib_metadata
+	@touch $@
+
+parity: .venv-verl/.stamp  ## compare every algorithm with verl 0.9.1, on 200 random batches each
+	PYTHONPATH=. VERL_FORCE_DEVICE=cpu $(VERL_BIN)/python -m pytest -q -p no:cacheprovider tests/parity
+
 soak: setup-dev  ## the full counts
 	AGENTRL_SOAK=1 $(BIN)/python -m pytest tests/integration tests/contract tests/unit/train
 
@@ -51,5 +63,5 @@ bench: setup-dev  ## benchmarks of this machine; results belong in docs/benchmar
 	for file in benchmarks/import_time.py benchmarks/agent_loop.py benchmarks/env_host.py benchmarks/sandbox_rate.py benchmarks/hf_engine.py; do \
 	  echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
-clean:  ## remove the virtual environment
-	rm -rf $(VENV)
+clean:  ## remove the virtual environments
+	rm -rf $(VENV) .venv-verl
