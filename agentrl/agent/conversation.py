@@ -128,6 +128,16 @@ class Conversation:
         """Append rendered context to the record."""
         self.record.append_context(filled.ids, filled.roles, filled.text, filled.template_text)
 
+    def branch(self, *, num_tokens: int, num_messages: int) -> Conversation:
+        """Return a conversation that begins with the first part of this one, up to a prompt.
+
+        Turns that were sampled in that part are context there.
+        """
+        other = Conversation(self._renderer, self.tools)
+        other.record = self.record.branch(num_tokens)
+        other.messages = [message.copy() for message in self.messages[:num_messages]]
+        return other
+
     # ------------------------------------------------------------------ history, supervision
 
     def append_history(self, answer: Message, following: Sequence[Message]) -> None:

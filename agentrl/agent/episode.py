@@ -9,12 +9,14 @@ import time
 from collections.abc import Awaitable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from agentrl.agent.branch import BranchPoint, as_inherited
 from agentrl.agent.conversation import Conversation, DriftSample
 from agentrl.agent.failures import classify, named
 from agentrl.agent.grading import grade
 from agentrl.agent.messages import answer_message, as_messages, tool_messages
 from agentrl.agent.request import EpisodeRequest
 from agentrl.agent.sampling import sample_turn, scripted_turn
+from agentrl.agent.timing import Timed
 from agentrl.env.base import Episode, Observation, ScriptedPolicy
 from agentrl.env.hosted import Hosted
 from agentrl.errors import (
@@ -60,15 +62,18 @@ class EpisodeRun:
         self._env = env
         self._request = request
         self._policy = policy
+        self._branch = request.branch
         self._conversation = Conversation(loop.renderer, loop.schemas)
         self._tools = ToolExecutor(
             loop.toolbox,
             make_context=self._tool_context,
             cut=loop.renderer.cut,
             seed=request.seed,
+            num_calls=None if request.branch is None else request.branch.num_calls,
             close_timeout_s=loop.limits.close_timeout_s,
         )
         self._turns: list[Turn] = []
+        self._num_inherited = 0
         self._info: dict[str, Any] = {}
         self._anchor: str | None = None
         self._num_sampled = 0
@@ -111,7 +116,7 @@ class EpisodeRun:
 
     def _fail(self, error: BaseException) -> None:
         self._error = named(error)
-        if self._turns and self._turns[-1].error is None:
+        if self._has_spoken and self._turns[-1].error is None:
             self._turns[-1].error = self._error
         if isinstance(error, TimeoutError) or "Timeout" in type(error).__name__:
             self._wall_clock_limited = True
@@ -125,7 +130,7 @@ class EpisodeRun:
             if not scope.expired():
                 raise
             self._wall_clock_limited = True
-            if self._turns:
+            if self._has_spoken:
                 return StopReason.TRAJECTORY_TIMEOUT
             # The policy never came to speak, so there is nothing to reward.
             where = "the engine" if self._conversation.messages else "the environment's reset"
@@ -134,11 +139,55 @@ class EpisodeRun:
             return StopReason.ENGINE_ERROR if is_engine else StopReason.ENV_TIMEOUT
 
     async def _converse(self) -> StopReason:
-        await self._reset()
+        if self._branch is None:
+            await self._reset()
+        else:
+            await self._restore(self._branch)
         stop_reason: StopReason | None = None
         while stop_reason is None:
+            await self._keep_branch_point()
             stop_reason = await self._play_turn()
         return stop_reason
+
+    @property
+    def _has_spoken(self) -> bool:
+        """Whether the policy has had a turn in this episode, beyond what it inherits."""
+        return len(self._turns) > self._num_inherited
+
+    async def _restore(self, branch: BranchPoint) -> None:
+        """Go on from a state of another episode."""
+        with self._timed("env"):
+            task = self._request.task
+            await self._from_env(self._env.reset(seed=branch.env_seed, options={"task": task}))
+            await self._from_env(self._env.restore(branch.state))
+            self._anchor = await self._from_env(self._env.anchor())
+        self._info = dict(branch.info)
+        self._conversation = branch.begun_conversation()
+        self._turns = branch.inherited_turns()
+        self._num_inherited = len(self._turns)
+        self._num_sampled = branch.num_sampled
+
+    async def _keep_branch_point(self) -> None:
+        """Keep the state before the next turn, where somebody may branch from it."""
+        points, branch = self._request.branch_points, self._branch
+        if points is None or (branch is not None and not self._has_spoken):
+            return
+        with self._timed("env"):
+            state = await self._from_env(self._env.snapshot())
+        points.append(
+            BranchPoint(
+                sample_index=self._request.sample_index,
+                env_seed=self._request.seed if branch is None else branch.env_seed,
+                state=state,
+                info=self._info,
+                turns=[as_inherited(turn) for turn in self._turns],
+                num_sampled=self._num_sampled,
+                num_calls=dict(self._tools.num_calls),
+                conversation=self._conversation,
+                num_tokens=len(self._conversation.record),
+                num_messages=len(self._conversation.messages),
+            )
+        )
 
     async def _reset(self) -> None:
         request = self._request
@@ -344,7 +393,8 @@ class EpisodeRun:
         """Check the record; return how many turns drifted."""
         if not self._conversation.record.spans:
             return 0
-        samples: list[DriftSample] = self._conversation.verify()
+        found: list[DriftSample] = self._conversation.verify()
+        samples = [sample for sample in found if sample.turn >= self._num_inherited]
         for sample in samples[:1]:
             self._loop.drift_samples.append((self._request.trajectory_id, sample))
         return len(samples)
@@ -366,8 +416,8 @@ class EpisodeRun:
                 logger.warning("ending a session failed: %s", named(error))
         await self._env.close()
 
-    def _timed(self, name: str) -> _Timed:
-        return _Timed(self._timings_s, name)
+    def _timed(self, name: str) -> Timed:
+        return Timed(self._timings_s, name)
 
     def _trajectory(self, stop_reason: StopReason, score: Score | None, drift: int) -> Trajectory:
         request, record = self._request, self._conversation.record
@@ -390,26 +440,10 @@ class EpisodeRun:
             score=score,
             drift=drift,
             wall_clock_limited=self._wall_clock_limited,
+            parent=None if self._branch is None else self._branch.sample_index,
+            branch_turn=0 if self._branch is None else len(self._branch.turns),
             timings_s=self._timings_s,
         )
-
-
-class _Timed:
-    """Adds the seconds of a block to a dictionary."""
-
-    __slots__ = ("_name", "_start", "_timings_s")
-
-    def __init__(self, timings_s: dict[str, float], name: str) -> None:
-        self._timings_s = timings_s
-        self._name = name
-        self._start = 0.0
-
-    def __enter__(self) -> None:
-        self._start = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        seconds = time.perf_counter() - self._start
-        self._timings_s[self._name] = self._timings_s.get(self._name, 0.0) + seconds
 
 
 _closings: set[asyncio.Future[None]] = set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,10 +17,13 @@ class Span:
     start: int
     end: int
     sampled: bool
+    """Whether the model said it; the rest is what it read."""
     text: str
     """What the tokens decode to."""
     template_text: str
     """What the template says there: differs from ``text`` by Unicode normal form at most."""
+    inherited: bool = False
+    """Sampled in the trajectory that this one branched off from: context here."""
 
 
 class TokenRecord:
@@ -65,6 +68,23 @@ class TokenRecord:
         self._check()
         return start, len(self.ids)
 
+    def branch(self, num_tokens: int) -> TokenRecord:
+        """Return a record that begins with the first ``num_tokens`` of this one, as context.
+
+        What was sampled there keeps its ids and is the assistant's, with neither log-probability
+        nor policy version: it is trained in the trajectory that sampled it.
+        """
+        spans = [span for span in self.spans if span.end <= num_tokens]
+        assert (spans[-1].end if spans else 0) == num_tokens, "a branch begins where a span ends"
+        other = TokenRecord()
+        other.ids = self.ids[:num_tokens]
+        sampled, assistant = int(TokenRole.SAMPLED), int(TokenRole.ASSISTANT)
+        other.roles = [assistant if role == sampled else role for role in self.roles[:num_tokens]]
+        other.logprobs = [0.0] * num_tokens
+        other.policy_version = [-1] * num_tokens
+        other.spans = [replace(span, inherited=span.sampled) for span in spans]
+        return other
+
     def to_segment(self) -> Segment:
         """Return the record as arrays of shape [T], checked against the spans.
 
@@ -76,7 +96,7 @@ class TokenRecord:
         mask = roles == int(TokenRole.SAMPLED)
         expected = np.zeros(len(self.ids), dtype=np.bool_)
         for span in self.spans:
-            expected[span.start : span.end] = span.sampled
+            expected[span.start : span.end] = span.sampled and not span.inherited
         logprobs = np.asarray(self.logprobs, dtype=np.float32)
         versions = np.asarray(self.policy_version, dtype=np.int32)
         assert np.array_equal(mask, expected), "the mask is not 1 exactly on sampled tokens"

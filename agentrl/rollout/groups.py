@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from agentrl.agent.branch import BranchPoint
 from agentrl.errors import TrainingError
-from agentrl.rollout.config import FailureConfig, FailurePolicy
+from agentrl.rollout.config import FailureConfig, FailurePolicy, TreeConfig
 from agentrl.rollout.tasks import Dispatch
+from agentrl.rollout.tree import choose_node, deal_members
 from agentrl.seeding import derive_seed
-from agentrl.types import Task, Trajectory, TrajectoryGroup
+from agentrl.types import GREEDY_INDEX, Task, Trajectory, TrajectoryGroup
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -23,6 +25,10 @@ class Sample:
     attempt: int
     seed: int
     temperature: float
+    branch: BranchPoint | None = None
+    """Where to go on from; None: from the start."""
+    branch_points: list[BranchPoint] | None = None
+    """Filled with the states that others may go on from; None: nobody will."""
 
 
 RunSample = Callable[[Sample], Awaitable[Trajectory]]
@@ -42,6 +48,12 @@ class GroupRunner:
         concurrency: shared bound on episodes in flight.
         policy_version: tells the version that is being sampled.
         namespace: part of seeds and ids of groups, where several environments share a run.
+        greedy_baseline: play the prompt once more, at temperature 0 (``TrajectoryGroup.baseline``).
+        tree: whether members branch off from each other. A branch fails alone. Where every episode
+            that it could branch from has failed, it is played from the start.
+
+    Raises:
+        ConfigError: a group of this size cannot be sampled as ``tree`` says.
     """
 
     def __init__(
@@ -57,10 +69,13 @@ class GroupRunner:
         concurrency: asyncio.Semaphore,
         policy_version: Callable[[], int],
         namespace: str = "",
+        greedy_baseline: bool = False,
+        tree: TreeConfig | None = None,
     ) -> None:
         self._run_sample = run_sample
         self._env_id = env_id
-        self._num_samples = num_samples
+        self._trees = deal_members(num_samples, tree or TreeConfig())
+        self._greedy_baseline = greedy_baseline
         self._temperature = temperature
         self._failure = failure
         self._seed = seed
@@ -82,32 +97,76 @@ class GroupRunner:
             policy_version=self._policy_version(),
             index=dispatch.index,
         )
-        async with asyncio.TaskGroup() as members:
-            tasks = [
-                members.create_task(self._run_member(dispatch, group, sample_index))
-                for sample_index in range(self._num_samples)
+        async with asyncio.TaskGroup() as playing:
+            trees = [
+                playing.create_task(self._grow(dispatch, group, rounds)) for rounds in self._trees
             ]
-        group.trajectories = [task.result() for task in tasks]
+            greedy = (
+                playing.create_task(self._run_member(dispatch, group, GREEDY_INDEX))
+                if self._greedy_baseline
+                else None
+            )
+        members = [member for tree in trees for member in tree.result()]
+        group.trajectories = sorted(members, key=lambda member: member.sample_index)
+        if greedy is not None:
+            group.baseline, _ = greedy.result()
         return group
 
+    async def _grow(
+        self, dispatch: Dispatch, group: TrajectoryGroup, rounds: Sequence[Sequence[int]]
+    ) -> list[Trajectory]:
+        """Play a tree: each round branches from the episodes of the rounds before it."""
+        members: list[Trajectory] = []
+        nodes: list[BranchPoint] = []
+        for number, indices in enumerate(rounds, start=1):
+            async with asyncio.TaskGroup() as playing:
+                tasks = [
+                    playing.create_task(
+                        self._run_member(
+                            dispatch, group, index, nodes, keep_nodes=number < len(rounds)
+                        )
+                    )
+                    for index in indices
+                ]
+            # Where a clock cut what is branched from, it decided which states there are to draw.
+            limited = any(member.wall_clock_limited for member in members)
+            found = list[BranchPoint]()
+            for trajectory, points in (task.result() for task in tasks):
+                trajectory.wall_clock_limited |= limited
+                members.append(trajectory)
+                found += [] if trajectory.failed else points
+            nodes += found
+        return members
+
     async def _run_member(
-        self, dispatch: Dispatch, group: TrajectoryGroup, sample_index: int
-    ) -> Trajectory:
+        self,
+        dispatch: Dispatch,
+        group: TrajectoryGroup,
+        sample_index: int,
+        nodes: Sequence[BranchPoint] = (),
+        *,
+        keep_nodes: bool = False,
+    ) -> tuple[Trajectory, list[BranchPoint]]:
+        """Play a member until an attempt stands; return it with the states to branch from."""
         retries = self._failure.k if self._failure.policy is FailurePolicy.retry_fresh else 0
         for attempt in range(retries + 1):
             parts = (*self._scope, dispatch.epoch, dispatch.task.id, sample_index, attempt)
+            seed = derive_seed(self._seed, *parts)
+            points: list[BranchPoint] = []
             sample = Sample(
                 task=dispatch.task,
                 group_id=group.id,
                 sample_index=sample_index,
                 attempt=attempt,
-                seed=derive_seed(self._seed, *parts),
-                temperature=self._temperature,
+                seed=seed,
+                temperature=0.0 if sample_index == GREEDY_INDEX else self._temperature,
+                branch=choose_node(nodes, seed),
+                branch_points=points if keep_nodes else None,
             )
             async with self._concurrency:
                 trajectory = await self._run_sample(sample)
             if not trajectory.failed:
-                return trajectory
+                break
             if self._failure.policy is FailurePolicy.fail_fast:
                 raise TrainingError(
                     f"trajectory {trajectory.id} failed with {trajectory.stop_reason}: "
@@ -115,11 +174,13 @@ class GroupRunner:
                 )
             if attempt < retries:
                 group.discarded.append(trajectory)
-        return trajectory  # pyright: ignore[reportPossiblyUnboundVariable]
+        return trajectory, points  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
 def is_trainable(group: TrajectoryGroup, failure: FailureConfig) -> bool:
-    """Whether enough members survived to train on under the policy."""
+    """Whether enough members survived to train on under the policy, and the baseline, if any."""
+    if group.baseline is not None and group.baseline.failed:
+        return False
     num_valid = sum(not trajectory.failed for trajectory in group.trajectories)
     match failure.policy:
         case FailurePolicy.min_group:

@@ -40,6 +40,8 @@ class Stage:
             sample_index=sample.sample_index,
             attempt=sample.attempt,
             temperature=sample.temperature,
+            branch=sample.branch,
+            branch_points=sample.branch_points,
         )
         try:
             env = await self.hosts.open()
@@ -66,6 +68,8 @@ def _never_opened(request: EpisodeRequest, error: AgentRLError) -> Trajectory:
         messages=[],
         stop_reason=stop_reason,
         error=named(error),
+        parent=None if request.branch is None else request.branch.sample_index,
+        branch_turn=0 if request.branch is None else len(request.branch.turns),
     )
 
 

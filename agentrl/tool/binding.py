@@ -41,6 +41,8 @@ class Binding:
     """One instance per trajectory."""
     validator: ArgumentValidator
     slots: asyncio.Semaphore
+    is_function: bool
+    """A plain function, which keeps nothing from call to call."""
 
 
 class Toolbox:
@@ -99,6 +101,7 @@ def bind(spec: ToolSpec, *, allow_import: Sequence[str] = ()) -> Binding:
         make=make,
         validator=ArgumentValidator(spec.parameters),
         slots=asyncio.Semaphore(spec.limits.concurrency),
+        is_function=isinstance(tool, FunctionTool),
     )
 
 

@@ -9,7 +9,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from agentrl.errors import (
@@ -43,6 +43,8 @@ class ToolExecutor:
             it raises goes through :meth:`run`.
         cut: shortens answers, counting in tokens.
         seed: of the trajectory; decides the pauses between retries.
+        num_calls: calls by tool that were made before, in the part of an episode that a branch
+            inherits; they count for ``max_calls``.
         open_timeout_s, close_timeout_s: deadlines of ``Tool.open`` and ``Tool.close``.
     """
 
@@ -53,6 +55,7 @@ class ToolExecutor:
         make_context: Callable[[str], Awaitable[ToolContext]],
         cut: Cut,
         seed: int = 0,
+        num_calls: Mapping[str, int] | None = None,
         open_timeout_s: float = 30.0,
         close_timeout_s: float = 5.0,
     ) -> None:
@@ -63,7 +66,8 @@ class ToolExecutor:
         self._open_timeout_s = open_timeout_s
         self._close_timeout_s = close_timeout_s
         self._open: dict[str, Tool] = {}
-        self._num_calls: Counter[str] = Counter()
+        self.num_calls: Counter[str] = Counter(num_calls)
+        """Calls so far, by tool, those that were refused included."""
         self._closed = False
         self.failure: BaseException | None = None
         """What our side failed with, where an answer has the status ``INFRA_ERROR``."""
@@ -152,9 +156,9 @@ class ToolExecutor:
         if binding is None:
             known = ", ".join(self._toolbox.bindings) or "none"
             return f"unknown tool {call.name[:64]!r}; the tools are: {known}"
-        self._num_calls[call.name] += 1
+        self.num_calls[call.name] += 1
         limits = binding.spec.limits
-        if self._num_calls[call.name] > limits.max_calls:
+        if self.num_calls[call.name] > limits.max_calls:
             return f"{call.name} may be called {limits.max_calls} times, and was"
         return binding.validator.problem(call.arguments)
 

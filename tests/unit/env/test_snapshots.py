@@ -60,7 +60,7 @@ def test_another_instance_goes_on_as_the_first_one(name: str, config: dict[str, 
             third = await opened(hosts)  # the state is as it was, whoever went on from it
             await third.restore(state)
             observation, *_ = await third.step(act("z"))
-            assert observation.startswith("['a', 'z']")
+            assert str(observation).startswith("['a', 'z']")
             assert await first.anchor() == "a b c"
         finally:
             await hosts.close()
