@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from agentrl.telemetry.environments import environments_in
 from agentrl.telemetry.tracker import is_finite
 
 Lines = Sequence[Mapping[str, Any]]
@@ -56,6 +57,7 @@ def charts(lines: Lines) -> list[Chart]:
             {"train": "response_tokens/mean"},
             validation="response_tokens",
         ),
+        *_by_environment(lines),
         _single(lines, "Entropy", {"entropy": "actor/entropy"}, unit="nats"),
         _single(lines, "KL", {"kl": "actor/kl"}, unit="nats"),
         _single(
@@ -141,6 +143,23 @@ def _success(lines: Lines) -> Chart:
     chart = _single(lines, "Success", {"train": "success/mean"}, validation="success")
     chart.limits = (0.0, 1.0)
     return chart
+
+
+def _by_environment(lines: Lines) -> list[Chart]:
+    """Training curves of each environment, where there are several."""
+    names = environments_in(lines)
+    if len(names) < 2:
+        return []
+    wanted = {
+        "Success by environment": "success/{}/mean",
+        "Reward by environment": "reward/{}/mean",
+        "Flat groups by environment": "group/{}/zero_advantage_fraction",
+    }
+    shown = names[:_MAX_LAYERS]
+    return [
+        _single(lines, title, {env_label(env): key.format(env) for env in shown})
+        for title, key in wanted.items()
+    ]
 
 
 def _single(

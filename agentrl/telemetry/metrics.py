@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from agentrl.telemetry.censoring import Fate, censoring_metrics
+from agentrl.telemetry.environments import environment_metrics, is_flat
 from agentrl.types import ToolStatus, Trajectory, TrajectoryGroup
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -57,7 +58,7 @@ def rollout_metrics(
     refilled: int = 0,
     tools: Collection[str] | None = None,
 ) -> dict[str, float]:
-    """Summarise the groups of one step: trajectories, groups and the censoring report.
+    """Summarise the groups of one step: trajectories, groups, environments, the censoring report.
 
     Args:
         groups: as sampled; attempts that were retried stand in ``group.discarded``.
@@ -69,6 +70,7 @@ def rollout_metrics(
     return {
         **trajectory_metrics(attempts, tools=tools),
         **group_metrics(groups, trained_ids=trained_ids, refilled=refilled),
+        **environment_metrics(groups),
         **censoring_metrics(_fates(groups, trained_ids)),
     }
 
@@ -85,7 +87,7 @@ def group_metrics(
     none of its members entered the loss. Groups without a scored member are left out of the
     fraction.
     """
-    flat = [_is_flat(group) for group in groups if _scored(group)]
+    flat = [is_flat(group) for group in groups if _scored(group)]
     dropped = sum(not any(_is_trained(m, trained_ids) for m in _scored(group)) for group in groups)
     metrics: dict[str, float] = {"group/dropped": dropped, "group/refilled": refilled}
     if flat:
@@ -130,7 +132,7 @@ def _fates(
     groups: Sequence[TrajectoryGroup], trained_ids: Collection[str] | None
 ) -> Iterator[tuple[Trajectory, Fate, str]]:
     for group in groups:
-        why = "zero_variance" if _is_flat(group) else "group_dropped"
+        why = "zero_variance" if is_flat(group) else "group_dropped"
         for member in group.trajectories:
             if member.score is None:
                 yield member, Fate.MASKED, ""
@@ -148,10 +150,6 @@ def _scored(group: TrajectoryGroup) -> list[Trajectory]:
 
 def _is_trained(member: Trajectory, trained_ids: Collection[str] | None) -> bool:
     return trained_ids is None or member.id in trained_ids
-
-
-def _is_flat(group: TrajectoryGroup) -> bool:
-    return len({member.total_reward for member in _scored(group)}) == 1
 
 
 def _outcomes(scored: Sequence[Trajectory]) -> dict[str, float]:

@@ -22,7 +22,7 @@ from markupsafe import Markup
 from agentrl.errors import DataError
 from agentrl.telemetry import summary, svg
 from agentrl.telemetry.censoring import Fate, censoring_rows
-from agentrl.telemetry.charts import Lines, charts
+from agentrl.telemetry.charts import Lines, charts, env_label
 from agentrl.telemetry.console import duration
 from agentrl.telemetry.evaluation import Interval, StratumResult, evaluate_strata, paired_gain
 from agentrl.telemetry.files import atomic_write
@@ -56,6 +56,8 @@ class EvaluationTable:
     """Evaluations of one split, as they are stored with their trajectories."""
 
     split: str
+    env: str
+    """Short name; empty where the run has one environment."""
     first_step: int
     last_step: int
     rows: list[EvaluationRow]
@@ -105,6 +107,7 @@ def render_report(run_dir: str | Path | RunDir, *, seed: int = 0) -> Path:
         "status": _status(config, lines),
         "held_out": summary.held_out_changes(lines),
         "training": summary.training_change(lines, "success/mean", "training"),
+        "environments": summary.environment_changes(lines),
         "totals": _totals(lines),
         "plots": [svg.plot(chart) for chart in charts(lines)],
         "timings": summary.timing_rows(lines),
@@ -137,6 +140,7 @@ def _page(context: dict[str, Any]) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"number": svg.number, "duration": duration, "percent": _percent}
+    environment.filters["env_label"] = env_label
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return environment.from_string(template).render(
         **context, style=Markup(style), script=Markup(script), script_sha256=digest
@@ -152,6 +156,7 @@ def _facts(config: dict[str, Any]) -> list[tuple[str, str]]:
     """The settings that a reader looks for first; those that are not there are left out."""
     wanted = [
         ("environment", ("env", "id")),
+        ("environments", ("env", "mix")),
         ("model", ("model", "path")),
         ("advantage", ("algo", "advantage")),
         ("loss", ("algo", "loss")),
@@ -164,7 +169,19 @@ def _facts(config: dict[str, Any]) -> list[tuple[str, str]]:
         ("seed", ("trainer", "seed")),
     ]
     found = [(label, _lookup(config, path)) for label, path in wanted]
-    return [(label, str(value)) for label, value in found if value is not None]
+    return [(label, _fact(value)) for label, value in found if value not in (None, "", [])]
+
+
+def _fact(value: Any) -> str:
+    """A setting as text; of the entries of a mix, names and weights."""
+    if not isinstance(value, list):
+        return str(value)
+    return ", ".join(
+        f"{item.get('name') or item.get('id')} × {item.get('weight')}"
+        if isinstance(item, dict)
+        else str(item)
+        for item in value
+    )
 
 
 def _status(config: dict[str, Any], lines: Lines) -> dict[str, Any]:
@@ -195,26 +212,33 @@ def _totals(lines: Lines) -> dict[str, Any]:
 
 
 def _evaluations(run: RunDir) -> list[EvaluationTable]:
-    """Compare the first stored evaluation of every split with its last; the test split first."""
+    """Compare the first stored evaluation of every split, and environment, with its last.
+
+    The test split comes first.
+    """
     stored: dict[int, list[Trajectory]] = {}
     steps = run.eval_steps()
     for step in {*steps[:1], *steps[-1:]}:
         stored[step] = read_trajectories(run.eval_path(step))
-    found: dict[str, dict[int, list[Trajectory]]] = {}
+    found: dict[tuple[str, str], dict[int, list[Trajectory]]] = {}
     for step in sorted(stored):
         for trajectory in stored[step]:
-            split = _split_of(trajectory)
-            found.setdefault(split, {}).setdefault(step, []).append(trajectory)
-    return [_evaluation_table(split, found[split]) for split in sorted(found)]
+            key = (_split_of(trajectory), trajectory.env_id)
+            found.setdefault(key, {}).setdefault(step, []).append(trajectory)
+    several = len({env for _, env in found}) > 1
+    return [
+        _evaluation_table(split, env_label(env) if several else "", found[split, env])
+        for split, env in sorted(found)
+    ]
 
 
 def _split_of(trajectory: Trajectory) -> str:
-    """Groups of evaluations are named ``eval-<split>-<index>``."""
-    name = trajectory.group_id.rpartition("-")[0].removeprefix("eval-")
+    """Groups of evaluations are named ``eval-<split>-<index>``, or with a name in between."""
+    name = trajectory.group_id.removeprefix("eval-").partition("-")[0]
     return {"val": "validation"}.get(name, name)
 
 
-def _evaluation_table(split: str, stored: dict[int, list[Trajectory]]) -> EvaluationTable:
+def _evaluation_table(split: str, env: str, stored: dict[int, list[Trajectory]]) -> EvaluationTable:
     first_step, last_step = min(stored), max(stored)
     last = stored[last_step]
     first = stored[first_step] if first_step < last_step else []
@@ -222,6 +246,7 @@ def _evaluation_table(split: str, stored: dict[int, list[Trajectory]]) -> Evalua
     common = _scored_tasks(first) & _scored_tasks(last)
     return EvaluationTable(
         split=split,
+        env=env,
         first_step=first_step,
         last_step=last_step,
         rows=[

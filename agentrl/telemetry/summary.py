@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl.telemetry.charts import OTHER, Lines, held_out_keys, step_timings, stop_reasons
+from agentrl.telemetry.environments import EnvironmentRow, environment_rows
 from agentrl.telemetry.metrics import UNKNOWN_TOOL
 from agentrl.telemetry.tracker import is_finite
 
@@ -91,6 +92,12 @@ def training_change(lines: Lines, key: str, label: str) -> Change | None:
     width = _edge(len(values))
     first, last = values[:width], values[-width:]
     return Change(label=label, first=sum(first) / width, last=sum(last) / width)
+
+
+def environment_changes(lines: Lines) -> list[EnvironmentRow]:
+    """Each environment's training, first to last; nothing where there is only one."""
+    steps = training_lines(lines)
+    return environment_rows(steps, edge=_edge(len(steps)))
 
 
 def total(lines: Lines, key: str) -> float:
