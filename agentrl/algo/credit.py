@@ -18,11 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from agentrl.algo.ragged import segment_sum
 from agentrl.registry import Registry
 
 NEEDS: dict[str, str] = {
@@ -36,11 +38,12 @@ NEEDS: dict[str, str] = {
 """What an estimator may ask for beyond rewards -> what provides it."""
 
 
-@dataclass(slots=True, frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: derived indices are kept with the batch
 class CreditBatch:
     """What estimators see of a step: rewards, where they were earned, and who belongs together.
 
-    Optional fields are there where the estimator declares them in ``needs``.
+    Optional fields are there where the estimator declares them in ``needs``. A session of 0 turns
+    has no token to credit, but its outcome counts in the baseline of its group.
     """
 
     group: Tensor
@@ -57,6 +60,9 @@ class CreditBatch:
     """bool [S]: a limit, not the environment, ended the episode."""
     named_rewards: Mapping[str, Tensor] = field(default_factory=dict)
     """Name -> float64 [S], weighted; they add up to the return without ``token_penalties``."""
+    named_weights: Mapping[str, Tensor] = field(default_factory=dict)
+    """Name -> float64 [S]: the weight that ``named_rewards`` carry; 1 where the name is missing.
+    For estimators that rescale every reward by itself, which takes its weight out."""
     token_penalties: Tensor | None = None
     """float32 [M]: added to the reward of a token (minus the weighted KL to the reference)."""
     values: Tensor | None = None
@@ -83,54 +89,73 @@ class CreditBatch:
         """S."""
         return len(self.group)
 
-    @property
+    @cached_property
     def num_tokens(self) -> int:
         """M."""
         return int(self.tokens_per_turn.sum())
 
-    @property
+    @cached_property
     def session_of_turn(self) -> Tensor:
         """int64 [K]."""
         return torch.repeat_interleave(self.turns_per_session)
 
-    @property
+    @cached_property
     def turn_of_token(self) -> Tensor:
         """int64 [M], index into the K turns."""
         return torch.repeat_interleave(self.tokens_per_turn)
 
-    @property
+    @cached_property
     def tokens_per_session(self) -> Tensor:
         """int64 [S]."""
         totals = torch.zeros(self.num_sessions, dtype=torch.int64)
         return totals.index_add(0, self.session_of_turn, self.tokens_per_turn)
 
-    @property
+    @cached_property
     def session_of_token(self) -> Tensor:
         """int64 [M]."""
         return torch.repeat_interleave(self.tokens_per_session)
 
-    @property
+    @cached_property
     def returns(self) -> Tensor:
         """Everything a session earned, token penalties included: float64 [S]."""
-        total = self.outcome_rewards.index_add(0, self.session_of_turn, self.turn_rewards)
+        total = self.outcome_rewards + segment_sum(self.turn_rewards, self.turns_per_session)
         if self.token_penalties is not None:
-            total = total.index_add(0, self.session_of_token, self.token_penalties.double())
+            total = total + segment_sum(self.token_penalties, self.tokens_per_session)
         return total
 
+    def require(self, name: str) -> Tensor:
+        """Return an optional field.
+
+        Raises:
+            ValueError: it is not there.
+        """
+        value = getattr(self, name)
+        if value is None:
+            raise ValueError(
+                f"the batch has no {name}: an estimator that reads it declares what provides it, "
+                f"@estimator(needs=...), and gets it from the trainer"
+            )
+        return value
+
     def spread_sessions(self, values: Tensor) -> Tensor:
-        """Give every token the value of its session: [S] -> float32 [M]."""
-        return torch.repeat_interleave(values.float(), self.tokens_per_session)
+        """Give every token the value of its session: [S] -> [M] of the same dtype."""
+        return torch.repeat_interleave(values, self.tokens_per_session, output_size=self.num_tokens)
 
     def spread_turns(self, values: Tensor) -> Tensor:
-        """Give every token the value of its turn: [K] -> float32 [M]."""
-        return torch.repeat_interleave(values.float(), self.tokens_per_turn)
+        """Give every token the value of its turn: [K] -> [M] of the same dtype."""
+        return torch.repeat_interleave(values, self.tokens_per_turn, output_size=self.num_tokens)
 
     def select(self, sessions: Tensor) -> CreditBatch:
-        """Return the sessions where the mask, bool [S], is True."""
+        """Return the sessions where the mask, bool [S], is True.
+
+        Raises:
+            ValueError: a branch is kept and its parent is not.
+        """
         turns, tokens = sessions[self.session_of_turn], sessions[self.session_of_token]
         kept = {"session": sessions, "turn": turns, "token": tokens}
         fields: dict[str, Any] = {
-            "named_rewards": {name: value[sessions] for name, value in self.named_rewards.items()}
+            name: {key: value[sessions] for key, value in getattr(self, name).items()}
+            for name in ("named_rewards", "named_weights")
         }
         for name, level in _LEVELS.items():
             value = getattr(self, name)
@@ -138,6 +163,8 @@ class CreditBatch:
         if self.parent is not None:  # parents are named by their position
             position = sessions.cumsum(0) - 1
             parent = fields["parent"]
+            if not bool(sessions[parent[parent >= 0]].all()):
+                raise ValueError("branches go with the session that they branched off from")
             fields["parent"] = torch.where(parent >= 0, position[parent.clamp(min=0)], parent)
         return CreditBatch(**fields)
 
@@ -164,12 +191,15 @@ _LEVELS = {
 
 @dataclass(slots=True, frozen=True)
 class Credit:
-    """What an estimator says of every sampled token."""
+    """What an estimator says of every sampled token.
+
+    Floats of any width: those of agentrl compute and answer in float64, and the trainer casts.
+    """
 
     advantages: Tensor
-    """float32 [M]"""
+    """float [M]"""
     value_targets: Tensor | None = None
-    """float32 [M]: what the critic is to predict; None where there is none."""
+    """float [M]: what the critic is to predict; None where there is none."""
     value_mask: Tensor | None = None
     """bool [M]: tokens at which the critic is read and trained; None: all."""
 
@@ -179,6 +209,7 @@ class Estimator(Protocol):
 
     needs: frozenset[str]
     min_group: int
+    unbiased: tuple[Mapping[str, Any], ...]
 
     def __call__(self, batch: CreditBatch, **kwargs: Any) -> Credit:
         """Return the credit of all M tokens."""
@@ -188,20 +219,29 @@ class Estimator(Protocol):
 F = TypeVar("F", bound=Callable[..., Credit])
 
 
-def estimator(*, needs: tuple[str, ...] = (), min_group: int = 1) -> Callable[[F], F]:
-    """Decorator: declare what an estimator is fed.
+def estimator(
+    *,
+    needs: tuple[str, ...] = (),
+    min_group: int = 1,
+    unbiased: tuple[Mapping[str, Any], ...] = (),
+) -> Callable[[F], F]:
+    """Decorator: declare what an estimator is fed, and what it promises.
 
     Args:
         needs: keys of :data:`NEEDS`; what cannot be provided is refused before a run starts.
         min_group: fewest samples per prompt with which it says anything.
+        unbiased: sets of arguments with which the expected policy gradient is that of the expected
+            return (``{}`` for the defaults); none where it never is. A test computes the
+            expectation for every set that a registered estimator claims.
     """
     unknown = sorted(set(needs) - NEEDS.keys())
     if unknown:
         raise ValueError(f"unknown needs {unknown}; known: {', '.join(NEEDS)}")
 
     def mark(function: F) -> F:
-        function.needs = frozenset(needs)  # pyright: ignore[reportFunctionMemberAccess]
-        function.min_group = min_group  # pyright: ignore[reportFunctionMemberAccess]
+        marks = {"needs": frozenset(needs), "min_group": min_group, "unbiased": unbiased}
+        for name, value in marks.items():
+            setattr(function, name, value)
         return function
 
     return mark
@@ -211,8 +251,25 @@ ESTIMATORS: Registry[Any] = Registry(
     "advantage estimator",
     "agentrl.estimators",
     {
+        "bilevel_gae": "agentrl.algo.gae:bilevel_gae",
+        "discounted_outcome": "agentrl.algo.turns:discounted_outcome",
+        "gae": "agentrl.algo.gae:gae",
+        "gdpo": "agentrl.algo.group_baselines:gdpo",
+        "gigpo": "agentrl.algo.turns:gigpo",
+        "gpg": "agentrl.algo.group_baselines:gpg",
         "grpo": "agentrl.algo.group_baselines:grpo",
+        "grpo_passk": "agentrl.algo.group_baselines:grpo_passk",
+        "opo": "agentrl.algo.group_baselines:opo",
+        "optimal_token_baseline": "agentrl.algo.token_baselines:optimal_token_baseline",
+        "reinforce_plus_plus": "agentrl.algo.token_baselines:reinforce_plus_plus",
+        "reinforce_plus_plus_baseline": "agentrl.algo.group_baselines:reinforce_plus_plus_baseline",
+        "remax": "agentrl.algo.token_baselines:remax",
         "rloo": "agentrl.algo.group_baselines:rloo",
+        # The same function: see its docstring.
+        "tir_optimal_token_baseline": "agentrl.algo.token_baselines:optimal_token_baseline",
+        "tree": "agentrl.algo.tree:tree",
+        "turn_gae": "agentrl.algo.gae:turn_gae",
+        "turn_return": "agentrl.algo.turns:turn_return",
     },
 )
 """Name -> function. More come by entry point or import path."""
