@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 @model_option
 @click.option("-n", "num_samples", default=1, show_default=True, help="Samples per task.")
 @click.option("--split", default="test", show_default=True)
-@click.option("--tasks", "num_tasks", default=0, help="Tasks of the split; 0 takes all.")
+@click.option(
+    "--tasks", "num_tasks", default=0, help="Tasks of the split, of each environment; 0 takes all."
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Write the trajectories here (JSONL).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @overrides_argument
@@ -45,7 +47,9 @@ def command(
     \b
     agentrl eval --model runs/code_sandbox-20260101-1 -n 8
     agentrl eval --env code_sandbox --model Qwen/Qwen3-0.6B --tasks 64 eval.temperature=0.7
+    agentrl eval --model Qwen/Qwen3-0.6B 'env.mix=[{id: code_sandbox}, {id: calculator}]'
     """
+    from agentrl.env.entries import environments, run_label
     from agentrl.play import play_split, playing_config
     from agentrl.telemetry.evaluation import evaluate_strata
     from agentrl.telemetry.trajectory_io import write_trajectories
@@ -59,25 +63,39 @@ def command(
     )
     if out is not None:
         write_trajectories(out, trajectories)
-    results = evaluate_strata(trajectories)
+    # Each environment by itself: a mean over different ones depends on how many tasks they have.
+    by_env = {
+        entry.name: [item for item in trajectories if item.env_id == entry.name]
+        for entry in environments(config.env)
+    }
+    results = {env: evaluate_strata(items) for env, items in by_env.items()}
     if as_json:
         temperature = config.eval.temperature
         report = {
-            "env": config.env.id,
+            "env": run_label(config.env),
             "split": split,
             "model": config.model.path,
             "temperature": config.rollout.temperature if temperature is None else temperature,
             "samples_per_task": num_samples,
-            "results": [_as_json(result) for result in results],
+            "results": [
+                {"env": env, **_as_json(result)}
+                for env, found in results.items()
+                for result in found
+            ],
         }
         click.echo(json.dumps(report, indent=2))
         return
-    failed = sum(trajectory.failed for trajectory in trajectories)
-    click.echo(f"{config.env.id} {split}: {len(trajectories)} episodes, {failed} failed")
-    for result in results:
-        best = "  ".join(f"pass@{k} {v.mean:.3f}" for k, v in result.pass_at_k.items() if k > 1)
-        line = f"  {result.stratum:18} {result.success}  {result.num_tasks:5} tasks  {best}"
-        click.echo(line.rstrip())
+    for env, found in results.items():
+        failed = sum(trajectory.failed for trajectory in by_env[env])
+        click.echo(f"{env} {split}: {len(by_env[env])} episodes, {failed} failed")
+        for result in found:
+            click.echo(_as_line(result))
+
+
+def _as_line(result: StratumResult) -> str:
+    best = "  ".join(f"pass@{k} {v.mean:.3f}" for k, v in result.pass_at_k.items() if k > 1)
+    line = f"  {result.stratum:18} {result.success}  {result.num_tasks:5} tasks  {best}"
+    return line.rstrip()
 
 
 def _as_json(result: StratumResult) -> dict[str, Any]:

@@ -21,7 +21,13 @@ from agentrl.cli.options import (
 @model_option
 @click.option("-n", "num_samples", default=1, show_default=True, help="Samples per task.")
 @click.option("--split", default="train", show_default=True)
-@click.option("--tasks", "num_tasks", default=8, show_default=True, help="Tasks; 0 takes all.")
+@click.option(
+    "--tasks",
+    "num_tasks",
+    default=8,
+    show_default=True,
+    help="Tasks of each environment; 0 takes all.",
+)
 @click.option(
     "--out", type=click.Path(path_type=Path), required=True, help="Where to write (JSONL)."
 )

@@ -19,6 +19,7 @@ def command(env_id: str | None, resume: str | None, overrides: tuple[str, ...]) 
     \b
     agentrl train --env code_sandbox
     agentrl train --env ./my_env.py:MyEnv trainer.total_steps=100 rollout.n=16
+    agentrl train 'env.mix=[{id: guess_number, weight: 2}, {id: calculator}]'
     agentrl train --resume runs/code_sandbox-20260101-1
     """
     from agentrl.config.load import load

@@ -67,7 +67,7 @@ def mix_problems(config: EnvConfig) -> Iterator[str]:
     if config.id:
         yield (
             f"env.id={config.id!r} (--env) and env.mix together: which one is meant? Put it into "
-            "the mix as an entry, or leave the mix out (env.mix=[])"
+            "the mix as an entry, or leave one of them out (env.mix=[], or env.id='')"
         )
     if config.kwargs:
         yield (
