@@ -89,10 +89,10 @@ def parse_hub(spec: str, *, split: str) -> tuple[str, str | None, str]:
     """Return (name, configuration, split) of ``hf:NAME[:CONFIG][:SPLIT]``.
 
     Raises:
-        ConfigError: no name, or more than three parts.
+        ConfigError: no name, or nothing behind the last colon.
     """
-    parts = spec.removeprefix("hf:").split(":")
-    if not parts[0] or len(parts) > 3 or (len(parts) > 1 and not parts[-1]):
+    parts = spec.removeprefix("hf:").split(":", 2)  # a split may hold one: train[:1000]
+    if not parts[0] or (len(parts) > 1 and not parts[-1]):
         raise ConfigError(
             f"{spec!r} cannot be read: write hf:NAME, hf:NAME:CONFIG, hf:NAME::SPLIT or "
             "hf:NAME:CONFIG:SPLIT"

@@ -3,7 +3,8 @@
 A task's ``data`` is its row, with the mapped columns under the names ``prompt`` and ``answer`` and
 without the column of ids. The layout of verl's parquet files needs no map: ``prompt`` (chat
 messages), ``data_source``, ``reward_model.ground_truth`` and ``extra_info.{split,index}`` are found
-where they are.
+where they are; and a row that lacks ``reward_model`` gets one with its answer, so that a reward
+function with verl's signature grades the tasks of any file.
 """
 
 from __future__ import annotations
@@ -158,6 +159,8 @@ def _task(row: Row, columns: ColumnsConfig, table: Table, index: int) -> Task:
         if answer is None or answer is _ABSENT:
             raise fault(columns.answer, "no answer; give one, or leave the row out")
         data["answer"] = answer
+        if "reward_model" not in data and "ground_truth" not in data:
+            data["reward_model"] = {"style": "rule", "ground_truth": answer}
     tags = dict(_tags(row, columns, fault))
     return Task(id=_id_of(row, columns, fault), data=data, tags=tags)
 
@@ -231,6 +234,6 @@ def _repeated(
     if columns.id is None:
         return f"{places} hold the same task; leave one out, since seeds derive from the content"
     return (
-        f"{places} have one id, {name!r} (from {columns.id!r}); ids must differ, since seeds derive "
-        "from them: mend them, or name a column without repetitions in data.columns.id"
+        f"{places} have one id, {name!r} (from {columns.id!r}); ids must differ, since seeds "
+        "derive from them: mend them, or name a column without repetitions in data.columns.id"
     )
