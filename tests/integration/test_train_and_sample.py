@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 from agentrl.algo.aggregate import denominators, token_weights
 from agentrl.algo.loss import PolicyLoss
+from agentrl.algo.policy_losses import Vanilla
 from agentrl.batch import Batch
 from agentrl.dist.config import OptimizerConfig
 from agentrl.dist.engines.fsdp import FSDPEngine
@@ -65,14 +66,14 @@ async def _sample(engine: HFEngine, step: int, temperature: float) -> Batch:
     )
     mask, session = batch.tokens["loss_mask"], batch.row_of_token
     totals = denominators(mask, session)
-    batch.tokens["loss_weights"] = token_weights(mask, session, "token-mean", totals)
+    batch.tokens["loss_weights"] = token_weights(mask, session, None, "token-mean", totals)
     batch.tokens["old_logprobs"] = batch.tokens["logprobs"]
     return batch
 
 
 def _loss(batch: Batch) -> PolicyLoss:
     num_tokens = int(batch.tokens["loss_mask"].sum())
-    return PolicyLoss(num_tokens=num_tokens, measure_mismatch=True)
+    return PolicyLoss(token_loss=Vanilla(), num_tokens=num_tokens, measure_mismatch=True)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -90,7 +91,8 @@ def test_logprobs_of_sampler_and_trainer_agree_after_every_update(
                 published = await InprocWeightSync().publish(trainer, engine, step)
                 assert published["weight_sync/checksum_ok"] == 1.0
                 batch = await _sample(engine, step, temperature)
-                again = trainer.infer_batch(batch, tokens_per_micro_batch=BUDGET)
+                scores = trainer.infer_batch(batch, tokens_per_micro_batch=BUDGET)
+                again = scores["logprobs"]
                 torch.testing.assert_close(again, batch.tokens["logprobs"], atol=1e-4, rtol=0)
                 loss = _loss(batch)
                 metrics = trainer.train_mini_batch(batch, loss, tokens_per_micro_batch=BUDGET)

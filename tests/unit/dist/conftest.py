@@ -51,7 +51,7 @@ def _ragged_batch(seed: int = 0, lengths: tuple[int, ...] = (12, 5, 30, 1, 17, 8
     )
     mask, sessions = batch.tokens["loss_mask"], batch.row_of_token
     totals = denominators(mask, sessions)
-    batch.tokens["loss_weights"] = token_weights(mask, sessions, "token-mean", totals)
+    batch.tokens["loss_weights"] = token_weights(mask, sessions, None, "token-mean", totals)
     return batch
 
 

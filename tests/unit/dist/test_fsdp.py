@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from agentrl.algo.loss import PolicyLoss
+from agentrl.algo.policy_losses import Vanilla
 from agentrl.batch import Batch
 from agentrl.dist.config import OptimizerConfig, Precision, Schedule
 from agentrl.dist.engines.fsdp import FSDPEngine
@@ -21,13 +22,18 @@ BIG = 10_000
 
 
 def _loss(batch: Batch) -> PolicyLoss:
-    return PolicyLoss(num_tokens=int(batch.tokens["loss_mask"].sum()))
+    num_tokens = int(batch.tokens["loss_mask"].sum())
+    return PolicyLoss(token_loss=Vanilla(), num_tokens=num_tokens)
 
 
 def _step(engine: FSDPEngine, batch: Batch, budget: int = BIG) -> dict[str, float]:
     return engine.train_mini_batch(
         batch, _loss(batch), tokens_per_micro_batch=budget, with_entropy=True
     )
+
+
+def _infer(engine: FSDPEngine, batch: Batch) -> torch.Tensor:
+    return engine.infer_batch(batch, tokens_per_micro_batch=BIG)["logprobs"]
 
 
 def _weights(engine: FSDPEngine) -> dict[str, torch.Tensor]:
@@ -51,10 +57,10 @@ def test_a_step_raises_the_probability_of_what_had_an_advantage(
 ) -> None:
     batch = ragged_batch()
     engine = FSDPEngine(tiny_model(), None, OptimizerConfig(lr=1e-2))
-    before = engine.infer_batch(batch, tokens_per_micro_batch=BIG)
+    before = _infer(engine, batch)
     batch.tokens["old_logprobs"] = before
     metrics = _step(engine, batch)
-    gain = engine.infer_batch(batch, tokens_per_micro_batch=BIG) - before
+    gain = _infer(engine, batch) - before
     assert float((gain * batch.tokens["advantages"] * batch.tokens["loss_mask"]).sum()) > 0
     assert metrics["ratio_max"] == pytest.approx(1.0, abs=1e-5)
     assert metrics["grad_norm"] > 0 and metrics["skipped"] == 0
@@ -170,7 +176,7 @@ def test_nothing_to_train_changes_nothing(tiny_model: Make, ragged_batch: Make) 
     empty.tokens["loss_mask"][:] = False
     assert _step(engine, empty) == {"micro_batches": 0}
     _assert_same(engine.state_dict(), before)
-    assert not engine.infer_batch(empty, tokens_per_micro_batch=BIG).any()
+    assert not _infer(engine, empty).any()
 
 
 def test_weight_decay_spares_norms(tiny_model: Make, ragged_batch: Make) -> None:
@@ -234,8 +240,8 @@ def test_bf16_stays_near_fp32_and_keeps_float32_weights(
     batch = ragged_batch()
     exact = FSDPEngine(tiny_model(), None, OptimizerConfig())
     half = FSDPEngine(tiny_model(), None, OptimizerConfig(lr=1e-3), precision=Precision.bf16)
-    want = exact.infer_batch(batch, tokens_per_micro_batch=BIG)
-    got = half.infer_batch(batch, tokens_per_micro_batch=BIG)
+    want = _infer(exact, batch)
+    got = _infer(half, batch)
     assert 0 < float((got - want).abs().max()) < 0.05
     assert _step(half, batch)["skipped"] == 0.0
     assert {value.dtype for _, value in half.export_params()} == {torch.float32}

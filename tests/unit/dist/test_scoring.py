@@ -14,19 +14,24 @@ from agentrl.dist.scoring import TokenScorer
 Make = Callable[..., Any]
 
 
-def _by_full_logits(model: Any, batch: Batch, temperature: float) -> tuple[list[float], ...]:
+FIELDS = ("logprobs", "entropy", "sum_pi_squared")
+
+
+def _by_full_logits(model: Any, batch: Batch, temperature: float) -> dict[str, list[float]]:
     """One row at a time through the whole model, in float64 after the logits."""
-    logprobs, entropies = [], []
+    scores: dict[str, list[float]] = {name: [] for name in FIELDS}
     for row in range(batch.num_rows):
         ids = batch.select([row]).tokens["ids"]
         logits = model(input_ids=ids[None]).logits[0].double() / temperature
         log_softmax = logits.log_softmax(-1)
         for position in range(len(ids)):
             trained = bool(batch.select([row]).tokens["loss_mask"][position])
-            distribution = log_softmax[position - 1]
-            logprobs.append(float(distribution[ids[position]]) if trained else 0.0)
-            entropies.append(float(-(distribution.exp() * distribution).sum()) if trained else 0.0)
-    return logprobs, entropies
+            logs = log_softmax[position - 1]
+            probs = logs.exp()
+            found = logs[ids[position]], -(probs * logs).sum(), probs.square().sum()
+            for name, value in zip(FIELDS, found, strict=True):
+                scores[name].append(float(value) if trained else 0.0)
+    return scores
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -36,11 +41,14 @@ def test_equals_the_whole_model_row_by_row(
 ) -> None:
     model, batch = tiny_model(tied=tied).eval(), ragged_batch()
     with torch.no_grad():
-        logprobs, entropies = TokenScorer(model, temperature=temperature)(batch, with_entropy=True)
+        scores = TokenScorer(model, temperature=temperature)(batch, fields=FIELDS)
+        alone = TokenScorer(model, temperature=temperature)(batch, fields=("logprobs",))
         want = _by_full_logits(model, batch, temperature)
-    assert logprobs.tolist() == pytest.approx(want[0], abs=1e-5)
-    assert entropies is not None
-    assert entropies.tolist() == pytest.approx(want[1], abs=1e-5)
+    assert scores.keys() == want.keys()
+    for name, values in want.items():
+        assert scores[name].tolist() == pytest.approx(values, abs=1e-5), name
+    assert alone.keys() == {"logprobs"}
+    torch.testing.assert_close(alone["logprobs"], scores["logprobs"], atol=1e-6, rtol=0)
 
 
 def test_chunks_of_logits_change_neither_values_nor_gradients(
@@ -50,11 +58,10 @@ def test_chunks_of_logits_change_neither_values_nor_gradients(
 
     def run() -> tuple[torch.Tensor, torch.Tensor]:
         model = tiny_model().eval()
-        logprobs, entropy = TokenScorer(model, temperature=0.9)(batch, with_entropy=True)
-        assert entropy is not None
-        (logprobs.sum() + entropy.square().sum()).backward()
+        scores = TokenScorer(model, temperature=0.9)(batch, fields=FIELDS)
+        (scores["logprobs"].sum() + scores["entropy"].square().sum()).backward()
         gradients = [value.grad.flatten() for value in model.parameters()]
-        return logprobs.detach(), torch.cat(gradients)
+        return torch.stack(list(scores.values())).detach(), torch.cat(gradients)
 
     whole = run()
     monkeypatch.setattr(scoring, "MAX_LOGITS", 97 * 4)  # four positions at a time
@@ -81,13 +88,13 @@ def test_a_family_that_scales_its_logits_is_scored_as_it_generates(ragged_batch:
     ).eval()
     batch = ragged_batch()
     with torch.no_grad():
-        logprobs, _ = TokenScorer(model, temperature=1.0)(batch, with_entropy=False)
-        want, _ = _by_full_logits(model, batch, 1.0)
-    assert logprobs.tolist() == pytest.approx(want, abs=1e-4)
+        scores = TokenScorer(model, temperature=1.0)(batch, fields=("logprobs",))
+        want = _by_full_logits(model, batch, 1.0)
+    assert scores["logprobs"].tolist() == pytest.approx(want["logprobs"], abs=1e-4)
 
 
 def test_training_the_first_token_of_a_row_is_refused(tiny_model: Make, ragged_batch: Make) -> None:
     batch = ragged_batch()
     batch.tokens["loss_mask"][12] = True
     with pytest.raises(ValueError, match="first token"):
-        TokenScorer(tiny_model(), temperature=1.0)(batch, with_entropy=False)
+        TokenScorer(tiny_model(), temperature=1.0)(batch, fields=("logprobs",))
