@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from agentrl.env.base import AsyncEnv, Demonstration, Env, Episode, ScriptedTurn
     from agentrl.env.registry import make_env, register_env
     from agentrl.errors import AgentRLError, ToolError
+    from agentrl.reward.part import Part
+    from agentrl.reward.rubric import ComposedRubric
+    from agentrl.tool.base import ToolReply
     from agentrl.types import (
         Action,
         Message,
@@ -30,16 +33,19 @@ _EXPORTS = {
     "Action": "agentrl.types",
     "AgentRLError": "agentrl.errors",
     "AsyncEnv": "agentrl.env.base",
+    "ComposedRubric": "agentrl.reward.rubric",
     "Demonstration": "agentrl.env.base",
     "Env": "agentrl.env.base",
     "Episode": "agentrl.env.base",
     "Message": "agentrl.types",
+    "Part": "agentrl.reward.part",
     "Score": "agentrl.types",
     "ScriptedTurn": "agentrl.env.base",
     "StopReason": "agentrl.types",
     "Task": "agentrl.types",
     "ToolCall": "agentrl.types",
     "ToolError": "agentrl.errors",
+    "ToolReply": "agentrl.tool.base",
     "ToolResult": "agentrl.types",
     "Trajectory": "agentrl.types",
     "Turn": "agentrl.types",
@@ -51,16 +57,19 @@ __all__ = [
     "Action",
     "AgentRLError",
     "AsyncEnv",
+    "ComposedRubric",
     "Demonstration",
     "Env",
     "Episode",
     "Message",
+    "Part",
     "Score",
     "ScriptedTurn",
     "StopReason",
     "Task",
     "ToolCall",
     "ToolError",
+    "ToolReply",
     "ToolResult",
     "Trajectory",
     "Turn",

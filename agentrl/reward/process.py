@@ -1,0 +1,140 @@
+"""A grading function in child processes: what survives a hang that holds the interpreter lock.
+
+The processes are those that environments run in (:mod:`agentrl.env.process`). Each grades one
+episode at a time, so that a function that has to be killed takes no other grading with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from agentrl.env.base import Env, Episode
+from agentrl.env.lane import Lane
+from agentrl.env.process import ProcessWorker
+from agentrl.env.table import EnvSource, converted
+from agentrl.errors import RewardError
+from agentrl.reward.config import Solution
+from agentrl.reward.function import RewardFunction
+from agentrl.reward.part import as_grade
+from agentrl.types import Score
+
+OPEN_TIMEOUT_S = 60.0
+"""For a child to start and import the function's module."""
+CLOSE_TIMEOUT_S = 5.0
+
+
+class FunctionEnv(Env):
+    """Holds a grading function in a child process, as the rubric of an environment.
+
+    Args:
+        path: ``./file.py:function`` or ``package.module:function``.
+        part: name of the part that it grades for.
+        kwargs, solution: see :class:`~agentrl.reward.function.RewardFunction`.
+    """
+
+    def __init__(self, path: str, part: str, kwargs: dict[str, Any], solution: str) -> None:
+        function = RewardFunction(path, kwargs=kwargs, solution=Solution(solution))
+        self.rubric = _FunctionRubric(function, part)
+
+
+class _FunctionRubric:
+    def __init__(self, function: RewardFunction, part: str) -> None:
+        self._function = function
+        self._part = part
+
+    def score(self, episode: Episode) -> Score:
+        """Call the function."""
+        with converted(f"reward part {self._part!r}", self._function.name, RewardError):
+            value = self._function(episode)
+        if isinstance(value, Score):
+            return value
+        grade = as_grade(value, part=self._part)
+        return Score(reward=grade.value, success=grade.value > 0, parts=grade.entries)
+
+
+class ProcessFunction:
+    """A function as a grader, in up to ``processes`` children that are started when needed.
+
+    Args:
+        path: as in :class:`FunctionEnv`; checked in this process before.
+        part: name of the part that it grades for.
+        processes: children at most; further episodes wait, which is not held against them.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        part: str,
+        kwargs: Mapping[str, Any] | None = None,
+        solution: Solution = Solution.last_turn,
+        processes: int = 4,
+    ) -> None:
+        self._part = part
+        self._source = EnvSource(
+            env_id=path,
+            cls=FunctionEnv,
+            kwargs={
+                "path": path,
+                "part": part,
+                "kwargs": dict(kwargs or {}),
+                "solution": str(solution),
+            },
+        )
+        self._slots = asyncio.Semaphore(processes)
+        self._idle: list[Lane] = []
+        self._busy: set[Lane] = set()
+
+    async def open(self) -> None:
+        """Start one child, so that what it cannot import is known at the start."""
+        self._idle.append(await self._start())
+
+    async def grade(self, episode: Episode, *, timeout_s: float) -> Score:
+        """Grade an episode; a child that is late is killed with all that it started.
+
+        Raises:
+            RewardError: the function raised, or returned no finite number; ``RewardTimeout``: it
+                was late. Its process ended: RewardError too.
+        """
+        async with self._slots:
+            lane = self._idle.pop() if self._idle else await self._start()
+            self._busy.add(lane)
+            try:
+                return await self._call(lane, "score", (episode,), timeout_s)
+            except asyncio.CancelledError:
+                lane.worker.abandon()  # it still grades an episode that nobody waits for
+                lane.lost("the caller was cancelled")
+                raise
+            finally:
+                self._busy.discard(lane)
+                if lane.dead is None:
+                    self._idle.append(lane)
+
+    async def close(self) -> None:
+        """End every child."""
+        lanes = [*self._idle, *self._busy]
+        self._idle.clear()
+        for lane in lanes:
+            lane.close()
+        for lane in lanes:
+            if isinstance(lane.worker, ProcessWorker):
+                await lane.worker.wait_closed(CLOSE_TIMEOUT_S)
+
+    async def _start(self) -> Lane:
+        lane = Lane(ProcessWorker, lambda lane: None)
+        try:
+            await self._call(lane, "open", (self._source,), OPEN_TIMEOUT_S)
+        except BaseException:
+            if lane.dead is None:
+                lane.worker.abandon()
+                lane.close()
+            raise
+        return lane
+
+    def _call(
+        self, lane: Lane, method: str, args: tuple[Any, ...], timeout_s: float
+    ) -> asyncio.Future[Any]:
+        label = f"reward part {self._part!r}: {self._source.env_id}"
+        return lane.call(method, 0, args, timeout_s=timeout_s, label=label)
