@@ -5,13 +5,19 @@ from __future__ import annotations
 import difflib
 import inspect
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from agentrl.errors import ConfigError
 
 
-def check_kwargs(target: Callable[..., Any], kwargs: Mapping[str, Any], *, key: str) -> None:
+def check_kwargs(
+    target: Callable[..., Any],
+    kwargs: Mapping[str, Any],
+    *,
+    key: str,
+    given: Collection[str] = (),
+) -> None:
     """Refuse arguments that ``target`` does not take, lacks, or declares with another type.
 
     Only scalar annotations (``int``, ``float``, ``bool``, ``str``, ``Literal`` and unions of them)
@@ -21,6 +27,7 @@ def check_kwargs(target: Callable[..., Any], kwargs: Mapping[str, Any], *, key: 
         target: a class or function.
         kwargs: what it would be called with.
         key: where the arguments stand in the configuration, for messages ("env.kwargs").
+        given: parameters that the caller fills in itself.
 
     Raises:
         ConfigError: names the argument, what was got, and what would be right.
@@ -31,7 +38,7 @@ def check_kwargs(target: Callable[..., Any], kwargs: Mapping[str, Any], *, key: 
     named = {
         p.name: p
         for p in parameters.values()
-        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in given
     }
     for argument in kwargs:
         if argument not in named and not takes_any:

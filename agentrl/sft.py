@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from agentrl.agent.renderer import Renderer
 from agentrl.cli.options import check_out_dir
-from agentrl.config.names import unknown_key_message
+from agentrl.config.load import unknown_key_message
 from agentrl.dist.engines.fsdp import FSDPEngine
 from agentrl.env.config import EnvConfig
 from agentrl.errors import ConfigError

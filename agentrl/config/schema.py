@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from agentrl.algo.config import AlgoConfig
 from agentrl.dist.config import ActorConfig
 from agentrl.env.config import EnvConfig
 from agentrl.rollout.config import FailureConfig, RolloutConfig
 from agentrl.sandbox.config import SandboxConfig
 from agentrl.tool.config import ToolsConfig
 from agentrl.train.config import (
-    AlgoConfig,
     EvalConfig,
     ModelConfig,
     TelemetryConfig,

@@ -12,6 +12,9 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from agentrl.config.algorithm import algorithm_problems
+from agentrl.config.environments import mixed_credit_problems
+from agentrl.env.entries import mix_problems
 from agentrl.errors import ConfigError
 from agentrl.rollout.config import FailurePolicy
 
@@ -36,6 +39,8 @@ def validate(config: Config) -> None:
         *_bounds(config),
         *_forms(config),
         *_signal(config),
+        *algorithm_problems(config),
+        *mixed_credit_problems(config),
         *_budgets(config),
         *_failure(config),
         *_choices(config),
@@ -104,17 +109,6 @@ def _ranges(config: Config) -> Iterable[str]:
     for key, value in deadlines.items():
         if not (value > 0 and math.isfinite(value)):
             yield f"{key}={value}: a deadline must be a finite number above 0"
-    if not 0 <= config.algo.clip_low < 1:
-        yield f"algo.clip_low={config.algo.clip_low}: must be in [0, 1)"
-    if not (config.algo.clip_high >= 0 and math.isfinite(config.algo.clip_high)):
-        yield f"algo.clip_high={config.algo.clip_high}: must be a finite number of at least 0"
-    if config.algo.clip_low == 0 and config.algo.clip_high == 0:
-        yield (
-            "algo.clip_low=0.0 and algo.clip_high=0.0: every ratio but 1 would be clipped; use "
-            "above 0 for one of them (0.2 and 0.28 are customary)"
-        )
-    if not config.algo.dual_clip > 1:
-        yield f"algo.dual_clip={config.algo.dual_clip}: must be above 1 (3 is customary)"
 
 
 def _bounds(config: Config) -> Iterable[str]:
@@ -143,13 +137,6 @@ def _bounds(config: Config) -> Iterable[str]:
         )
     if not (actor.eps > 0 and math.isfinite(actor.eps)):
         yield f"actor.eps={actor.eps}: must be a finite number above 0 (1e-8 is customary)"
-    weights = {
-        "algo.turn_reward_weight": config.algo.turn_reward_weight,
-        "algo.outcome_reward_weight": config.algo.outcome_reward_weight,
-    }
-    for key, value in weights.items():
-        if not math.isfinite(value):
-            yield f"{key}={value}: must be a finite number (1 is customary)"
 
 
 def _forms(config: Config) -> Iterable[str]:
@@ -182,13 +169,6 @@ def _signal(config: Config) -> Iterable[str]:
             "probabilities over the whole vocabulary, so every importance ratio would be wrong; "
             "train with top_p=1 and top_k=0"
         )
-    if config.algo.advantage in ("grpo", "rloo") and rollout.n < 2:
-        yield (
-            f"rollout.n={rollout.n} with algo.advantage={config.algo.advantage}: a group of one "
-            "has no baseline and every advantage is 0; use at least 2 (8 is customary)"
-        )
-    if config.algo.turn_reward_weight == 0 and config.algo.outcome_reward_weight == 0:
-        yield "algo.turn_reward_weight and algo.outcome_reward_weight are both 0: no reward is left"
     sessions = config.trainer.prompts_per_step * rollout.n
     if config.actor.updates_per_step > sessions:
         yield (
@@ -225,19 +205,14 @@ def _failure(config: Config) -> Iterable[str]:
 
 def _choices(config: Config) -> Iterable[str]:
     from agentrl.algo.aggregate import AGGREGATIONS
-    from agentrl.algo.credit import ESTIMATORS
-    from agentrl.algo.loss import LOSSES
     from agentrl.rollout.engines import engine_registry
     from agentrl.telemetry.tracker import TRACKERS
     from agentrl.tool.parsers import parser_registry
 
     if not config.model.path:
         yield "model.path is not set: give a hub id, a directory, a .gguf file, or tiny"
-    if not config.env.id:
-        yield "env.id is not set: choose an environment with --env NAME (`agentrl envs list`)"
+    yield from mix_problems(config.env)
     choices: dict[str, tuple[str, Iterable[str]]] = {
-        "algo.advantage": (config.algo.advantage, ESTIMATORS),
-        "algo.loss": (config.algo.loss, LOSSES),
         "algo.loss_agg": (config.algo.loss_agg, AGGREGATIONS),
         "rollout.engine.id": (config.rollout.engine.id, engine_registry.names()),
         "model.tool_parser": (config.model.tool_parser, parser_registry.names()),

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from agentrl.batch import Batch
+
 
 
 def plan_micro_batches(lengths: Sequence[int], tokens_per_micro_batch: int) -> list[list[int]]:
@@ -32,3 +37,15 @@ def plan_micro_batches(lengths: Sequence[int], tokens_per_micro_batch: int) -> l
     if current:
         plan.append(current)
     return plan
+
+
+def micro_batches(batch: Batch, tokens_per_micro_batch: int) -> Iterator[tuple[Batch, list[int]]]:
+    """Yield parts of ``batch`` and their row indices, without the rows that train nothing."""
+    trained = torch.zeros(batch.num_rows, dtype=torch.int64).index_add(
+        0, batch.row_of_token, batch.tokens["loss_mask"].long()
+    )
+    rows = trained.nonzero().squeeze(1).tolist()
+    lengths = batch.lengths[rows].tolist()
+    for plan in plan_micro_batches(lengths, tokens_per_micro_batch):
+        chosen = [rows[index] for index in plan]
+        yield batch.select(chosen), chosen

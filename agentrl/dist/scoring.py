@@ -36,6 +36,11 @@ class TokenScorer:
         self._temperature = temperature
         self._plain_head = _has_plain_head(model)
 
+    @property
+    def device(self) -> torch.device:
+        """Where the model lives."""
+        return self._model.device
+
     def __call__(self, batch: Batch, *, fields: Sequence[str]) -> dict[str, Tensor]:
         """Return the ``fields`` asked for, float32 [N], 0 where not trained.
 

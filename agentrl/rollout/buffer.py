@@ -12,9 +12,20 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from agentrl.errors import TrainingError
 from agentrl.types import TrajectoryGroup
+
+
+class Verdict(StrEnum):
+    """What a finished group is good for."""
+
+    TRAINABLE = "trainable"
+    FAILED = "failed"
+    """The failure policy gave it up: never trained, always replaced."""
+    NO_SIGNAL = "no_signal"
+    """Every advantage would be 0: replaced as far as the step's refills go."""
 
 
 @dataclass(slots=True, eq=False)
@@ -22,8 +33,8 @@ class Slot:
     """A place in the queue, taken at dispatch and filled when the group is done."""
 
     group: TrajectoryGroup | None = None
-    trainable: bool = True
-    done: bool = False
+    verdict: Verdict | None = None
+    """None until the group is done."""
 
 
 class RolloutBuffer:
@@ -44,7 +55,7 @@ class RolloutBuffer:
         self._changed = asyncio.Condition()
         self._failure: BaseException | None = None
         self.num_rejected = 0
-        """Groups that came back untrainable and were refilled, since the start."""
+        """Groups whose place was given to another one, since the start."""
 
     @property
     def budget(self) -> int:
@@ -66,10 +77,10 @@ class RolloutBuffer:
             self._changed.notify_all()
             return slot
 
-    async def fill(self, slot: Slot, group: TrajectoryGroup, *, trainable: bool) -> None:
-        """Deliver the group of a slot. An untrainable one is refilled by :meth:`take`."""
+    async def fill(self, slot: Slot, group: TrajectoryGroup, *, verdict: Verdict) -> None:
+        """Deliver the group of a slot; :meth:`take` decides by the verdict whether it counts."""
         async with self._changed:
-            slot.group, slot.trainable, slot.done = group, trainable, True
+            slot.group, slot.verdict = group, verdict
             self._changed.notify_all()
 
     async def fail(self, error: BaseException) -> None:
@@ -79,49 +90,62 @@ class RolloutBuffer:
             self._changed.notify_all()
 
     async def take(
-        self, num_groups: int, *, timeout_s: float, max_rejected: int
+        self, num_groups: int, *, timeout_s: float, max_rejected: int, max_refills: int = 0
     ) -> list[TrajectoryGroup]:
-        """Return the oldest groups, untrainable ones included beside ``num_groups`` trainable.
+        """Return the oldest groups: ``num_groups`` that count, and those that others replaced.
 
-        An untrainable group gives its place back, so that the producer dispatches another one.
-        It is returned too (failed rollouts are data).
+        A group that does not count gives its place back, so that the producer dispatches another
+        one. It is returned too (failed rollouts are data).
+
+        Args:
+            max_rejected: groups that may have failed before this is given up.
+            max_refills: groups without signal that are replaced; further ones count.
 
         Raises:
-            TrainingError: the deadline passed, or more than ``max_rejected`` groups were
-                untrainable: it would go on like that for ever. Says what was there.
+            TrainingError: the deadline passed, or more than ``max_rejected`` groups failed: it
+                would go on like that for ever. Says what was there.
         """
         taken: list[TrajectoryGroup] = []
-        num_trainable = 0
+        missing, refills = num_groups, 0
         try:
             async with asyncio.timeout(timeout_s):
-                while num_trainable < num_groups:
-                    slot = await self._next_done()
+                while missing:
+                    slot = await self._next_done(replace_flat=refills < max_refills)
                     assert slot.group is not None
                     taken.append(slot.group)
-                    num_trainable += slot.trainable
-                    if len(taken) - num_trainable > max_rejected:
+                    if slot.verdict is Verdict.NO_SIGNAL and refills < max_refills:
+                        refills += 1
+                    elif slot.verdict is not Verdict.FAILED:
+                        missing -= 1
+                    num_failed = len(taken) - refills - (num_groups - missing)
+                    if num_failed > max_rejected:
                         raise TrainingError(
-                            f"{len(taken) - num_trainable} groups in one step could not be trained "
+                            f"{num_failed} groups in one step could not be trained "
                             f"on; {failure_causes(taken)}. Look at the errors with `agentrl envs "
                             "check`, or choose another failure.policy"
                         )
         except TimeoutError as error:
             raise TrainingError(
-                f"only {num_trainable} of {num_groups} groups were ready after {timeout_s} s "
-                f"({self.num_waiting} dispatched and unfinished); raise rollout.collect_timeout_s, "
-                "or lower rollout.trajectory_timeout_s so that slow episodes end earlier"
+                f"only {num_groups - missing} of {num_groups} groups were ready after "
+                f"{timeout_s} s ({self.num_waiting} dispatched and unfinished); raise "
+                "rollout.collect_timeout_s, or lower rollout.trajectory_timeout_s so that slow "
+                "episodes end earlier"
             ) from error
         return taken
 
-    async def _next_done(self) -> Slot:
+    async def _next_done(self, *, replace_flat: bool) -> Slot:
         async with self._changed:
             await self._changed.wait_for(
-                lambda: self._failure is not None or (bool(self._slots) and self._slots[0].done)
+                lambda: (
+                    self._failure is not None
+                    or (bool(self._slots) and self._slots[0].verdict is not None)
+                )
             )
             if self._failure is not None:
                 raise self._failure
             slot = self._slots.popleft()
-            if not slot.trainable:
+            flat = slot.verdict is Verdict.NO_SIGNAL and replace_flat
+            if flat or slot.verdict is Verdict.FAILED:
                 self.num_rejected += 1
                 self._dispatched -= 1  # else a synchronous run would wait for it for ever
                 self._changed.notify_all()

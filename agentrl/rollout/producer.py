@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from agentrl.rollout.buffer import RolloutBuffer, Slot
-from agentrl.rollout.tasks import Dispatch, TaskStream
+from agentrl.rollout.buffer import RolloutBuffer, Slot, Verdict
+from agentrl.rollout.mix import PromptStream
+from agentrl.rollout.tasks import Dispatch
 from agentrl.types import TrajectoryGroup
 
 RunGroup = Callable[[Dispatch], Awaitable[TrajectoryGroup]]
-IsTrainable = Callable[[TrajectoryGroup], bool]
+Judge = Callable[[TrajectoryGroup], Verdict]
 
 
 class Producer:
@@ -19,20 +20,20 @@ class Producer:
 
     Args:
         run_group: samples one prompt's group; failures inside are data, an exception ends the run.
-        is_trainable: whether a finished group may be trained under the failure policy.
+        judge: what a finished group is good for.
     """
 
     def __init__(
         self,
-        stream: TaskStream,
+        stream: PromptStream,
         buffer: RolloutBuffer,
         run_group: RunGroup,
-        is_trainable: IsTrainable,
+        judge: Judge,
     ) -> None:
         self._stream = stream
         self._buffer = buffer
         self._run_group = run_group
-        self._is_trainable = is_trainable
+        self._judge = judge
 
     @asynccontextmanager
     async def running(self, *, start: int) -> AsyncIterator[None]:
@@ -61,7 +62,9 @@ class Producer:
 
     async def _deliver(self, dispatch: Dispatch, slot: Slot) -> None:
         group = await self._run_group(dispatch)
-        await self._buffer.fill(slot, group, trainable=self._is_trainable(group))
+        verdict = self._judge(group)
+        group.gave_up = verdict is Verdict.FAILED
+        await self._buffer.fill(slot, group, verdict=verdict)
 
 
 def _first(error: BaseException) -> BaseException:

@@ -54,9 +54,7 @@ class TrainBatch:
         return self.batch is None
 
 
-def assemble(
-    groups: Sequence[TrajectoryGroup], configs: Mapping[str, CreditConfig]
-) -> TrainBatch:
+def assemble(groups: Sequence[TrajectoryGroup], configs: Mapping[str, CreditConfig]) -> TrainBatch:
     """Pack the scored trajectories of a step.
 
     Args:

@@ -1,53 +1,11 @@
-"""Settings of the training loop, the algorithm, evaluation and the model."""
+"""Settings of the training loop, evaluation and the model."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 TINY = "tiny"
 """The ``model.path`` of the embedded model."""
-
-
-class OldLogprobs(StrEnum):
-    """Where the log-probabilities of the behaviour policy come from. Named as written."""
-
-    rollout = "rollout"
-    """The engine's own; the mismatch with the trainer is measured in the first update."""
-    recompute = "recompute"
-    """A forward pass of the trainer before the first update."""
-
-
-@dataclass(slots=True, kw_only=True)
-class AlgoConfig:
-    """Advantage and loss. Presets stand in ``configs/algo``."""
-
-    advantage: str = "grpo"
-    """Group-relative estimator: ``grpo`` (the group's mean as baseline) or ``rloo`` (the mean of
-    the others)."""
-    normalize_std: bool = True
-    """Divide by the group's standard deviation (GRPO) or not (Dr. GRPO)."""
-    loss: str = "vanilla"
-    """Loss of a token: ``vanilla`` is PPO's clipped ratio with bounds of its own and a dual
-    clip."""
-    loss_agg: str = "token-mean"
-    """How token losses are weighed: ``token-mean`` (every token alike), ``seq-mean-token-mean``
-    (every trajectory alike, its tokens share that), ``seq-mean-token-sum`` (summed over a
-    trajectory, averaged over them)."""
-    clip_low: float = 0.2
-    """Probability ratios below ``1 - clip_low`` are clipped."""
-    clip_high: float = 0.28
-    """Probability ratios above ``1 + clip_high`` are clipped."""
-    dual_clip: float = 3.0
-    """Where the advantage is negative, the loss is at most ``-advantage * dual_clip``."""
-    drop_zero_variance: bool = True
-    """Leave out groups in which every sample earned the same: they carry no signal."""
-    old_logprobs: OldLogprobs = OldLogprobs.rollout
-    """Where the log-probabilities of the policy that sampled come from."""
-    turn_reward_weight: float = 1.0
-    """Weight of the summed rewards of ``env.step`` in the return."""
-    outcome_reward_weight: float = 1.0
-    """Weight of the rubric's reward in the return."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from agentrl.dist.engine import TrainEngine
@@ -51,6 +51,22 @@ class Placement(Protocol):
         ...
 
 
+class Learner(Protocol):
+    """The algorithm of one step."""
+
+    def assign_credit(self, batch: TrainBatch) -> tuple[TrainBatch, Metrics]:
+        """Return the rows that train, with advantages, and metrics."""
+        ...
+
+    def update(self, train_batch: TrainBatch, step: int) -> Metrics:
+        """Make the optimizer steps; returns their metrics."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what resuming needs beyond the engine's own state."""
+        ...
+
+
 class Checkpoints(Protocol):
     """Atomic snapshots of a run, by step."""
 
@@ -74,14 +90,16 @@ class Progress:
     """Steps in a row without a trainable signal."""
     skipped_updates: int = 0
     """Updates in a row with a non-finite gradient."""
+    learner: dict[str, Any] = field(default_factory=dict)
+    """State of the learner, such as an adaptive KL coefficient."""
 
 
 class Trainer:
     """Drives rollouts and updates until ``total_steps``. Takes finished parts.
 
     Args:
-        assemble: groups -> batch with advantages, and metrics (pure).
-        update: (batch, engine, step) -> metrics of the optimizer steps.
+        assemble: groups -> batch (pure; no model has seen it).
+        max_refills: groups without signal that one step may replace by others.
     """
 
     def __init__(
@@ -90,14 +108,15 @@ class Trainer:
         config: TrainerConfig,
         failure: FailureConfig,
         collect_timeout_s: float,
+        max_refills: int,
         progress: Progress,
         actor: TrainEngine,
+        learner: Learner,
         weights: Weights,
         placement: Placement,
         producer: Producer,
         buffer: RolloutBuffer,
         assemble: Callable[[Sequence[TrajectoryGroup]], TrainBatch],
-        update: Callable[[TrainBatch, TrainEngine, int], Metrics],
         evaluator: Evaluator,
         checkpoints: Checkpoints,
         run_dir: RunDir,
@@ -107,14 +126,15 @@ class Trainer:
         self.config = config
         self.failure = failure
         self.collect_timeout_s = collect_timeout_s
+        self.max_refills = max_refills
         self.progress = progress
         self.actor = actor
+        self.learner = learner
         self.weights = weights
         self.placement = placement
         self.producer = producer
         self.buffer = buffer
         self.assemble = assemble
-        self.update = update
         self.evaluator = evaluator
         self.checkpoints = checkpoints
         self.run_dir = run_dir
@@ -141,9 +161,10 @@ class Trainer:
                 with self.meter.step(self.step + 1) as metrics:
                     groups = await self.collect()
                     batch = self.assemble(groups)
-                    metrics |= self.describe(groups, batch)
                     async with self.placement.training():
-                        metrics |= await self.train_on(batch)
+                        batch = self.assign_credit(batch, metrics)
+                        metrics |= self.train_on(batch)
+                    metrics |= self.describe(groups, batch)
                     metrics |= await self.advance()
                     metrics |= await self.evaluate()
                     self.record(groups, batch)
@@ -160,11 +181,19 @@ class Trainer:
                 self.config.prompts_per_step,
                 timeout_s=self.collect_timeout_s,
                 max_rejected=self.failure.max_empty_steps * self.config.prompts_per_step,
+                max_refills=self.max_refills,
             )
         self.progress.cursor += len(groups)
         return groups
 
-    async def train_on(self, batch: TrainBatch) -> Metrics:
+    def assign_credit(self, batch: TrainBatch, metrics: Metrics) -> TrainBatch:
+        """Turn rewards into advantages; needs models where the estimator or the KL does."""
+        with self.meter.span("credit"):
+            batch, found = self.learner.assign_credit(batch)
+        metrics |= found
+        return batch
+
+    def train_on(self, batch: TrainBatch) -> Metrics:
         """Update the policy, or count a step that carries no signal.
 
         Raises:
@@ -176,7 +205,7 @@ class Trainer:
             return {"actor/updates": 0, "group/empty_steps": self.progress.empty_steps}
         self.progress.empty_steps = 0
         with self.meter.span("update"):
-            metrics = self.update(batch, self.actor, self.step)
+            metrics = self.learner.update(batch, self.step)
         skipped = int(metrics.get("actor/skipped_updates", 0))
         finished = int(metrics.get("actor/updates", 0)) - skipped
         self.progress.skipped_updates = 0 if finished else self.progress.skipped_updates + skipped
@@ -238,14 +267,9 @@ class Trainer:
         last = self.step == self.config.total_steps
         every = self.config.save_every
         if last or (every and self.step % every == 0):
-            progress = {
-                "step": self.step,
-                "cursor": self.progress.cursor,
-                "empty_steps": self.progress.empty_steps,
-                "skipped_updates": self.progress.skipped_updates,
-            }
+            self.progress.learner = self.learner.state_dict()
             started = time.perf_counter()
-            self.checkpoints.save(self.step, self.actor.state_dict(), progress)
+            self.checkpoints.save(self.step, self.actor.state_dict(), asdict(self.progress))
             self._save_s = time.perf_counter() - started
 
     def _refuse_without_signal(self, batch: TrainBatch) -> None:

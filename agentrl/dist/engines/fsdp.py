@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from agentrl.batch import Batch
 from agentrl.dist.config import OptimizerConfig, Precision
 from agentrl.dist.determinism import require_deterministic_kernels
 from agentrl.dist.engine import LossFn
-from agentrl.dist.micro_batch import plan_micro_batches
+from agentrl.dist.inference import autocast, infer_batch
+from agentrl.dist.micro_batch import micro_batches
 from agentrl.dist.optimizer import build_adamw, load_optimizer_state, optimizer_state
 from agentrl.dist.schedule import learning_rate
 from agentrl.dist.scoring import TokenScorer
@@ -94,8 +95,8 @@ class FSDPEngine:
         metrics: dict[str, float] = {}
         fields = ("logprobs", "entropy") if with_entropy else ("logprobs",)
         num_micro_batches = 0
-        for part, _ in self._micro_batches(batch, tokens_per_micro_batch):
-            with self._autocast():
+        for part, _ in micro_batches(batch, tokens_per_micro_batch):
+            with autocast(self.model.device, self._precision):
                 scores = self._scorer(part, fields=fields)
             logprobs = scores["logprobs"]
             loss, found = loss_fn(
@@ -109,20 +110,17 @@ class FSDPEngine:
             metrics |= self._apply_gradient()
         return metrics
 
-    @torch.no_grad()
     def infer_batch(
         self, batch: Batch, *, tokens_per_micro_batch: int, fields: Sequence[str] = ("logprobs",)
     ) -> dict[str, Tensor]:
         """Score every trained token; see :meth:`~agentrl.dist.engine.TrainEngine.infer_batch`."""
-        out = {name: torch.zeros(batch.num_tokens) for name in fields}
-        for part, rows in self._micro_batches(batch, tokens_per_micro_batch):
-            with self._autocast():
-                scores = self._scorer(part, fields=fields)
-            spans = [range(int(batch.cu_seqlens[r]), int(batch.cu_seqlens[r + 1])) for r in rows]
-            places = torch.tensor([i for span in spans for i in span])
-            for name in fields:
-                out[name][places] = scores[name].cpu()
-        return out
+        return infer_batch(
+            self._scorer,
+            batch,
+            tokens_per_micro_batch=tokens_per_micro_batch,
+            fields=fields,
+            precision=self._precision,
+        )
 
     def export_params(self) -> Iterator[tuple[str, Tensor]]:
         """Stream parameters and persistent buffers by their names in ``state_dict``.
@@ -174,19 +172,6 @@ class FSDPEngine:
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(directory)
 
-    def _micro_batches(
-        self, batch: Batch, tokens_per_micro_batch: int
-    ) -> Iterator[tuple[Batch, list[int]]]:
-        """Yield parts of ``batch`` and their row indices, without rows that train nothing."""
-        trained = torch.zeros(batch.num_rows, dtype=torch.int64).index_add(
-            0, batch.row_of_token, batch.tokens["loss_mask"].long()
-        )
-        rows = trained.nonzero().squeeze(1).tolist()
-        lengths = batch.lengths[rows].tolist()
-        for plan in plan_micro_batches(lengths, tokens_per_micro_batch):
-            chosen = [rows[index] for index in plan]
-            yield batch.select(chosen), chosen
-
     def _apply_gradient(self) -> dict[str, float]:
         lr = self.learning_rate
         limit = self._config.grad_clip or math.inf
@@ -201,13 +186,6 @@ class FSDPEngine:
             self.num_skipped += 1
         self._optimizer.zero_grad(set_to_none=True)
         return {"grad_norm": norm, "lr": lr, "skipped": float(not finite)}
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast(
-            self.model.device.type,
-            dtype=torch.bfloat16,
-            enabled=self._precision is Precision.bf16,
-        )
 
 
 @contextmanager

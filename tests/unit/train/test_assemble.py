@@ -1,105 +1,107 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl.algo.config import CreditConfig
 from agentrl.batch import Batch
-from agentrl.train.assemble import assemble, split_sessions, weighted_return
-from agentrl.train.config import AlgoConfig
-from agentrl.types import Score, Segment, StopReason, Task, Trajectory, TrajectoryGroup, Turn
-
-TASK = Task(id="t", data={})
-
-
-def segment(mask: list[int]) -> Segment:
-    sampled = np.array(mask, dtype=bool)
-    return Segment(
-        ids=np.arange(len(mask), dtype=np.int64),
-        loss_mask=sampled,
-        logprobs=np.where(sampled, -0.5, 0.0).astype(np.float32),
-        policy_version=np.where(sampled, 0, -1).astype(np.int32),
-        roles=np.where(sampled, 4, 1).astype(np.int8),
-    )
+from agentrl.errors import TrainingError
+from agentrl.testing.sessions import make_group, make_session
+from agentrl.train.assemble import TrainBatch, assemble, split_sessions, weighted_rewards
+from agentrl.types import ToolResult, ToolStatus, TrajectoryGroup
 
 
-def trajectory(
-    name: str, reward: float | None, masks: list[list[int]], turn_rewards: tuple[float, ...] = ()
-) -> Trajectory:
-    return Trajectory(
-        id=name,
-        env_id="e",
-        task=TASK,
-        group_id="g",
-        sample_index=0,
-        attempt=0,
-        seed=0,
-        segments=[segment(mask) for mask in masks],
-        turns=[
-            Turn(index=i, segment=0, start=0, end=1, stop_reason=StopReason.STOP, reward=value)
-            for i, value in enumerate(turn_rewards)
-        ],
-        messages=[],
-        stop_reason=StopReason.ENV_ERROR if reward is None else StopReason.TERMINATED,
-        score=None if reward is None else Score(reward=reward, success=reward > 0),
-    )
+def assembled(*groups: TrajectoryGroup, **settings: object) -> TrainBatch:
+    return assemble(groups, {"e": CreditConfig(**settings)})  # type: ignore[arg-type]
 
 
-def group(*members: Trajectory) -> TrajectoryGroup:
-    return TrajectoryGroup(
-        id="g", task=TASK, env_id="e", trajectories=list(members), policy_version=0
-    )
-
-
-def test_advantages_stand_on_sampled_tokens_of_every_segment_and_nowhere_else() -> None:
-    good = trajectory("good", 1.0, [[0, 1, 1], [0, 0, 1]])
-    bad = trajectory("bad", 0.0, [[0, 1]])
-    made = assemble([group(good, bad)], AlgoConfig(normalize_std=False))
+def test_tokens_know_their_session_and_turn_in_every_segment() -> None:
+    two = make_session("two", 1.0, [[0, 1, 1, 0, 1], [0, 0, 1]])
+    made = assembled(make_group(two, make_session("one", 0.0, [[0, 1]])))
     assert made.batch is not None
     assert made.batch.rows["session"].tolist() == [0, 0, 1]
-    expected = [0, 0.5, 0.5, 0, 0, 0.5, 0, -0.5]
-    assert made.batch.tokens["advantages"].tolist() == pytest.approx(expected)
-    assert [a.tolist() for a in made.advantages["good"]] == [[0, 0.5, 0.5], [0, 0, 0.5]]
-    assert made.trained_ids == {"good", "bad"}
+    assert made.batch.tokens["turn"].tolist() == [-1, 0, 0, -1, 1, -1, -1, 2, -1, 0]
+    assert made.credit.turns_per_session.tolist() == [3, 1]
+    assert made.credit.tokens_per_turn.tolist() == [2, 1, 1, 1]
+    assert made.credit.num_tokens == int(made.batch.tokens["loss_mask"].sum())
 
 
-def test_a_failed_member_leaves_the_baseline_and_does_not_train() -> None:
-    members = [
-        trajectory("a", 1.0, [[0, 1]]),
-        trajectory("b", 0.0, [[0, 1]]),
-        trajectory("failed", None, [[0, 1]]),
-    ]
-    with_failure = assemble([group(*members)], AlgoConfig())
-    without = assemble([group(*members[:2])], AlgoConfig())
-    assert with_failure.batch is not None and without.batch is not None
-    assert torch.equal(with_failure.batch.tokens["advantages"], without.batch.tokens["advantages"])
-    assert "failed" not in with_failure.trained_ids
+def test_a_failed_member_and_a_group_that_was_given_up_are_not_there() -> None:
+    kept = make_group(make_session("a", 1.0), make_session("b", 0.0), make_session("f", None))
+    lost = make_group(make_session("c", 1.0), make_session("d", 0.0), index=1)
+    lost.gave_up = True
+    made = assembled(kept, lost)
+    assert [session.id for session in made.sessions] == ["a", "b"]
+    assert made.credit.group.tolist() == [0, 0]
+    assert "1 env_error" in made.why_empty
 
 
-def test_groups_without_a_difference_are_left_out_and_an_empty_step_says_why() -> None:
-    flat = group(trajectory("a", 1.0, [[0, 1]]), trajectory("b", 1.0, [[0, 1]]))
-    lost = group(trajectory("c", None, [[0, 1]]))
-    made = assemble([flat, lost], AlgoConfig())
-    assert made.is_empty and made.num_tokens == 0
-    assert "2 of 2 groups" in made.why_empty and "1 env_error" in made.why_empty
-    kept = assemble([flat], AlgoConfig(drop_zero_variance=False))
-    assert kept.batch is not None
-    assert not kept.batch.tokens["advantages"].any()
+def test_rewards_of_outcome_turns_tools_and_parts_add_up_with_their_weights() -> None:
+    played = make_session("a", 1.0, [[0, 1, 0, 1]], turn_rewards=(0.25, 0.5), parts={"format": 0.5})
+    played.turns[1].tool_results.append(
+        ToolResult(name="t", content="", status=ToolStatus.OK, reward=2.0)
+    )
+    weights = {"outcome": 1.0, "turn": 2.0, "tool": 0.5, "format": -1.0}
+    assert weighted_rewards(played, weights) == {
+        "outcome": 1.0,
+        "turn": 1.5,
+        "tool": 1.0,
+        "format": -0.5,
+    }
+    credit = assembled(make_group(played), reward_weights=weights).credit
+    assert credit.turn_rewards.tolist() == [0.5, 2.0]
+    assert credit.outcome_rewards.tolist() == [0.5]
+    assert credit.returns.tolist() == [3.0]
+    assert {name: value.tolist() for name, value in credit.named_rewards.items()} == {
+        "outcome": [1.0],
+        "turn": [1.5],
+        "tool": [1.0],
+        "format": [-0.5],
+    }
 
 
-def test_rewards_of_turns_and_outcome_add_up_with_their_weights() -> None:
-    played = trajectory("a", 1.0, [[0, 1]], turn_rewards=(0.25, 0.5))
-    assert weighted_return(played, AlgoConfig()) == pytest.approx(1.75)
-    assert weighted_return(played, AlgoConfig(turn_reward_weight=2.0)) == pytest.approx(2.5)
-    assert weighted_return(played, AlgoConfig(outcome_reward_weight=0.0)) == pytest.approx(0.75)
+def test_a_weight_for_a_part_that_the_rubric_did_not_give_is_refused_with_those_there_are() -> None:
+    played = make_session("a", 1.0, parts={"format": 0.5})
+    with pytest.raises(TrainingError, match=r"reward_weights\.frmat.*outcome, turn, tool, format"):
+        assembled(make_group(played), reward_weights={"frmat": 1.0})
 
 
-def test_a_session_without_sampled_tokens_does_not_train() -> None:
-    silent = trajectory("silent", 0.0, [[0, 0]])
-    made = assemble([group(silent, trajectory("a", 1.0, [[0, 1]]))], AlgoConfig())
-    assert made.trained_ids == {"a"}
+def test_anchors_are_equal_within_a_group_only() -> None:
+    first = make_group(
+        make_session("a", 1.0, [[0, 1, 0, 1]], anchors=["s", "t"]),
+        make_session("b", 1.0, [[0, 1, 0, 1]], anchors=["s"]),
+    )
+    second = make_group(make_session("c", 1.0, anchors=["s"]), index=1)
+    anchors = assembled(first, second).credit.anchors
+    assert anchors is not None
+    s, t, again, none, other = anchors.tolist()
+    assert s == again and none == -1
+    assert len({s, t, other}) == 3
+
+
+def test_a_greedy_baseline_is_weighed_like_the_members() -> None:
+    group = make_group(make_session("a", 1.0), make_session("b", 0.0))
+    group.baseline = make_session("greedy", 0.5, turn_rewards=(1.0,))
+    greedy = assembled(group, reward_weights={"outcome": 2.0, "turn": 1.0}).credit.greedy_rewards
+    assert greedy is not None
+    assert greedy.tolist() == [2.0, 2.0]
+
+
+def test_a_branch_gives_its_own_turns_and_the_rewards_of_its_prefix() -> None:
+    trunk = make_session("trunk", 1.0, [[0, 1, 0, 1]], turn_rewards=(0.5, 0.25))
+    branch = make_session("branch", 0.0, [[0, 0, 0, 1]], turn_rewards=(0.5, 0.125), sample_index=1)
+    inherited, own = make_session("x", 0.0, [[0, 1, 0, 1]], turn_rewards=(0.5, 0.125)).turns
+    inherited.inherited, inherited.end = True, inherited.start
+    branch.turns, branch.parent, branch.branch_turn = [inherited, own], 0, 1
+    credit = assembled(make_group(trunk, branch)).credit
+    assert credit.turns_per_session.tolist() == [2, 1]
+    assert credit.turn_rewards.tolist() == [0.5, 0.25, 0.125]
+    assert credit.returns.tolist() == [1.75, 0.625]
+    assert credit.parent is not None and credit.branch_turn is not None
+    assert credit.parent.tolist() == [-1, 0]
+    assert credit.branch_turn.tolist() == [0, 1]
 
 
 @settings(max_examples=60, deadline=None)

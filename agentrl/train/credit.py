@@ -1,0 +1,186 @@
+"""Gives every sampled token of a step its advantage, and leaves out what cannot train."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agentrl.algo.config import CreditConfig, GroupsConfig
+from agentrl.algo.credit import Credit, CreditBatch, get_estimator
+from agentrl.algo.group_baselines import group_statistics
+from agentrl.batch import Batch
+from agentrl.errors import TrainingError
+from agentrl.train.assemble import TrainBatch, assemble
+from agentrl.types import TrajectoryGroup
+
+MAX_TURN_KEYS = 8
+"""Turns that have metrics of their own."""
+
+
+def estimate(
+    batch: CreditBatch, envs: Sequence[str], configs: Mapping[str, CreditConfig]
+) -> Tensor:
+    """Run every environment's estimator on its own sessions; float32 [M].
+
+    Args:
+        envs: [S], the environment of each session.
+        configs: by environment.
+
+    Raises:
+        TrainingError: an estimator gave something else than one finite number per token.
+    """
+    advantages = torch.zeros(batch.num_tokens)
+    session_of_token = batch.session_of_token
+    for env in dict.fromkeys(envs):
+        config = configs[env]
+        sessions = torch.tensor([name == env for name in envs])
+        part = batch if bool(sessions.all()) else batch.select(sessions)
+        found = _checked(
+            get_estimator(config.advantage)(part, **estimator_kwargs(config)), part, config
+        )
+        advantages[sessions[session_of_token]] = found.advantages.float()
+    return advantages
+
+
+def estimator_kwargs(config: CreditConfig) -> dict[str, Any]:
+    """Return the estimator's arguments: its own, and the discounts where they are set."""
+    discounts = {"gamma": config.gamma, "lam": config.lam}
+    given = {name: value for name, value in discounts.items() if value is not None}
+    return {**given, **config.advantage_kwargs}
+
+
+def needs_of(configs: Mapping[str, CreditConfig]) -> frozenset[str]:
+    """Everything that the estimators of a run ask for."""
+    return frozenset().union(*(get_estimator(c.advantage).needs for c in configs.values()))
+
+
+def has_signal(group: TrajectoryGroup, configs: Mapping[str, CreditConfig]) -> bool:
+    """Tell whether any advantage of a group is not 0, from its rewards alone."""
+    alone = assemble([group], configs)
+    if not len(alone.sessions):
+        return False
+    config = configs[group.env_id]
+    if get_estimator(config.advantage).needs & {"values", "old_logprobs", "sum_pi_squared"}:
+        returns = alone.credit.returns
+        return bool(group_statistics(returns, alone.credit.group).has_signal.any())
+    return bool(estimate(alone.credit, [group.env_id] * len(alone.sessions), configs).any())
+
+
+def with_advantages(batch: TrainBatch, advantages: Tensor, choice: GroupsConfig) -> TrainBatch:
+    """Attach advantages, float32 [M], and keep the rows of the groups that train."""
+    if batch.batch is None:
+        return replace(batch, why_empty=f"nothing was sampled; {batch.why_empty}")
+    credit, packed = batch.credit, batch.batch
+    mask = packed.tokens["loss_mask"]
+    assert int(mask.sum()) == len(advantages), "turns and masks disagree"
+    packed.tokens["advantages"] = torch.zeros(packed.num_tokens).masked_scatter(mask, advantages)
+    by_session = torch.zeros(credit.num_sessions).index_add(
+        0, credit.session_of_token, advantages.abs()
+    )
+    groups = credit.group.unique()
+    chosen = _with_variance(credit, choice.variance_top_p)
+    if choice.drop_zero_advantage:
+        chosen &= torch.isin(credit.group, credit.group[by_session > 0])
+    rows = chosen[packed.rows["session"]].nonzero().squeeze(1)
+    flat = len(groups) - len(credit.group[by_session > 0].unique())
+    return replace(
+        batch,
+        batch=packed.select(rows) if len(rows) else None,
+        advantages=_for_the_record(batch, packed),
+        trained_ids=frozenset(
+            batch.sessions[int(session)].id for session in packed.rows["session"][rows].unique()
+        ),
+        why_empty=f"{flat} of {len(groups)} groups without a difference in reward; "
+        + batch.why_empty,
+    )
+
+
+def credit_metrics(batch: TrainBatch, advantages: Tensor) -> dict[str, float]:
+    """Where the signal comes from.
+
+    Returns:
+        ``credit/advantage_mass/turn_<k>``: share of the summed absolute advantage that falls on
+        the k-th turns; ``credit/advantage_{mean,std}`` over tokens; ``credit/reward/<name>``: mean
+        weighted reward of each name.
+    """
+    credit = batch.credit
+    metrics = {
+        f"credit/reward/{name}": float(values.mean())
+        for name, values in credit.named_rewards.items()
+        if len(values) and bool(values.any())
+    }
+    if not len(advantages):
+        return metrics
+    starts = credit.turns_per_session.cumsum(0) - credit.turns_per_session
+    turn_index = torch.arange(len(credit.tokens_per_turn)) - starts[credit.session_of_turn]
+    if credit.branch_turn is not None:
+        turn_index = turn_index + credit.branch_turn[credit.session_of_turn]
+    mass = torch.zeros(int(turn_index.max()) + 1).index_add(
+        0, turn_index[credit.turn_of_token], advantages.abs()
+    )
+    total = float(mass.sum())
+    for index, value in enumerate(mass[:MAX_TURN_KEYS].tolist()):
+        metrics[f"credit/advantage_mass/turn_{index + 1}"] = value / total if total else 0.0
+    metrics["credit/advantage_mean"] = float(advantages.mean())
+    metrics["credit/advantage_std"] = float(advantages.std(correction=0))
+    return metrics
+
+
+def of_sampled(packed: Batch, name: str) -> Tensor:
+    """Return a token field at the sampled tokens, [M]."""
+    return packed.tokens[name][packed.tokens["loss_mask"]]
+
+
+def fields_to_infer(needs: Collection[str]) -> list[str]:
+    """Return what the trainer's own forward pass has to give for estimators with ``needs``."""
+    fields = ["logprobs"] if {"old_logprobs", "sum_pi_squared"} & set(needs) else []
+    return fields + (["sum_pi_squared"] if "sum_pi_squared" in needs else [])
+
+
+def _checked(credit: Credit, batch: CreditBatch, config: CreditConfig) -> Credit:
+    advantages = credit.advantages
+    if advantages.shape != (batch.num_tokens,) or not bool(advantages.isfinite().all()):
+        raise TrainingError(
+            f"algo.advantage={config.advantage!r} gave {tuple(advantages.shape)} with "
+            f"{int((~advantages.isfinite()).sum())} values that are not finite; an estimator "
+            f"returns one finite number for each of the {batch.num_tokens} sampled tokens"
+        )
+    return credit
+
+
+def _with_variance(credit: CreditBatch, top_p: float) -> Tensor:
+    """Mask of the sessions whose groups hold the ``top_p`` share of the reward variance."""
+    if top_p >= 1.0:
+        return torch.ones(credit.num_sessions, dtype=torch.bool)
+    labels, index = credit.group.unique(return_inverse=True)
+    std = group_statistics(credit.returns, credit.group).std
+    variance = torch.zeros(len(labels), dtype=torch.float64).index_copy(0, index, std.square())
+    ordered, order = variance.sort(descending=True, stable=True)
+    before = ordered.cumsum(0) - ordered
+    keep = torch.zeros(len(labels), dtype=torch.bool)
+    keep[order] = (before < top_p * ordered.sum()) & (ordered > 0)
+    return keep[index]
+
+
+def _for_the_record(batch: TrainBatch, packed: Batch) -> dict[str, list[np.ndarray]]:
+    """Return each trajectory's advantages, one array per segment; zeros where none was sampled."""
+    spans = packed.cu_seqlens.tolist()
+    rows: dict[int, list[int]] = {}
+    for row, session in enumerate(packed.rows["session"].tolist()):
+        rows.setdefault(session, []).append(row)
+    values = packed.tokens["advantages"].numpy()
+    record: dict[str, list[np.ndarray]] = {}
+    for session, trajectory in enumerate(batch.sessions):
+        mine = iter(rows.get(session, ()))
+        record[trajectory.id] = [
+            values[spans[row := next(mine)] : spans[row + 1]]
+            if segment.loss_mask.any()
+            else np.zeros(len(segment), dtype=np.float32)
+            for segment in trajectory.segments
+        ]
+    return record

@@ -1,0 +1,300 @@
+"""From a step's sessions to optimizer steps: credit, correction, losses."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from agentrl.algo.aggregate import denominators, token_weights
+from agentrl.algo.config import AlgoConfig, CorrectionWeight, CreditConfig, KLPlace, OldLogprobs
+from agentrl.algo.correction import correct
+from agentrl.algo.credit import CreditBatch
+from agentrl.algo.kl import KLController, kl_estimate
+from agentrl.algo.loss import MAX_TURN_KEYS, PolicyLoss, PreparedLoss, TokenLossFn
+from agentrl.batch import Batch
+from agentrl.dist.config import ActorConfig
+from agentrl.dist.engine import TrainEngine
+from agentrl.seeding import derive_seed
+from agentrl.train.assemble import TrainBatch, split_sessions
+from agentrl.train.credit import (
+    credit_metrics,
+    estimate,
+    fields_to_infer,
+    needs_of,
+    of_sampled,
+    with_advantages,
+)
+
+Metrics = dict[str, Any]
+
+
+class ReferencePolicy(Protocol):
+    """Scores tokens with the policy that the run started from."""
+
+    def infer_batch(
+        self, batch: Batch, *, tokens_per_micro_batch: int, fields: Sequence[str] = ("logprobs",)
+    ) -> dict[str, Tensor]:
+        """See :meth:`~agentrl.dist.engine.TrainEngine.infer_batch`."""
+        ...
+
+
+class Learner:
+    """The algorithm of one step, on a training engine.
+
+    Args:
+        actor: the policy.
+        algo: loss, KL, correction, choice of groups.
+        credit: by environment: how rewards become advantages.
+        token_loss: the loss of a token.
+        optimization: mini-batches, epochs, tokens of a micro-batch.
+        loss_agg_tokens: what ``seq-mean-token-sum-norm`` divides by.
+        seed: of the run.
+        reference: needed where ``algo.kl.coef`` is not 0.
+    """
+
+    def __init__(
+        self,
+        actor: TrainEngine,
+        *,
+        algo: AlgoConfig,
+        credit: Mapping[str, CreditConfig],
+        token_loss: TokenLossFn,
+        optimization: ActorConfig,
+        loss_agg_tokens: int,
+        seed: int,
+        reference: ReferencePolicy | None = None,
+    ) -> None:
+        self.actor = actor
+        self.algo = algo
+        self.credit = credit
+        self.token_loss = token_loss
+        self.optimization = optimization
+        self.loss_agg_tokens = loss_agg_tokens
+        self.seed = seed
+        self.reference = reference
+        self.kl = KLController(algo.kl.coef, target=algo.kl.target, horizon=algo.kl.horizon)
+
+    def assign_credit(self, batch: TrainBatch) -> tuple[TrainBatch, Metrics]:
+        """Return the rows that train, with advantages and all that the losses need, and metrics.
+
+        What an estimator needs of a model is inferred before it runs; what only the loss needs,
+        after the groups without signal are left out.
+        """
+        metrics: Metrics = {}
+        advantages = torch.zeros(0)
+        if batch.batch is not None:
+            needs = needs_of(self.credit)
+            self._infer(batch.batch, fields_to_infer(needs), reference=self._kl_in_reward)
+            metrics |= self._correct_once(batch.batch) if "old_logprobs" in needs else {}
+            inputs, found = self._model_inputs(batch, needs)
+            metrics |= found
+            advantages = estimate(inputs, [s.env_id for s in batch.sessions], self.credit)
+        metrics |= credit_metrics(batch, advantages)
+        batch = with_advantages(batch, advantages, self.algo.groups)
+        if batch.batch is not None:
+            self._infer(batch.batch, self._fields_of_loss, reference=self.kl.value != 0)
+            metrics |= self._correct_once(batch.batch)
+            _finish_masks(batch.batch, decoupled=self._decoupled)
+        return batch, metrics
+
+    def update(self, train_batch: TrainBatch, step: int) -> Metrics:
+        """Update the policy ``epochs * updates_per_step`` times.
+
+        The first mini-batch is computed with the weights that sampled it (where staleness is 0), so
+        the mismatch between the engine's and the trainer's probabilities is measured there, at no
+        extra cost.
+
+        Returns:
+            Means over the updates under ``actor/`` and ``correction/``; ``mismatch/`` of the first.
+        """
+        batch = train_batch.batch
+        assert batch is not None, "an empty batch is not trained on"
+        updates: list[Metrics] = []
+        for epoch in range(self.optimization.epochs):
+            order = derive_seed(self.seed, "mini-batches", step, epoch)
+            for part in split_sessions(batch, self.optimization.updates_per_step, seed=order):
+                choices = derive_seed(order, "choices", len(updates))
+                updates.append(self._update_once(part, seed=choices, first=not updates))
+        metrics = combine(updates)
+        if self.algo.kl.coef:
+            metrics["actor/kl_coef"] = self.kl.value
+            if not self._kl_in_reward and "actor/ref_kl" in metrics:
+                self.kl.update(metrics["actor/ref_kl"], num_sessions=len(train_batch.trained_ids))
+        return metrics
+
+    @property
+    def _decoupled(self) -> bool:
+        """Whether ratios are against the trainer's own probabilities of the old policy."""
+        return self.algo.old_logprobs is OldLogprobs.recompute
+
+    @property
+    def _corrects(self) -> bool:
+        correction = self.algo.correction
+        return correction.weight is not CorrectionWeight.none or bool(correction.reject)
+
+    @property
+    def _kl_in_reward(self) -> bool:
+        return self.kl.value != 0 and self.algo.kl.where is KLPlace.reward
+
+    @property
+    def _fields_of_loss(self) -> list[str]:
+        return ["logprobs"] if self._decoupled else []
+
+    def _infer(self, batch: Batch, fields: Sequence[str], *, reference: bool) -> None:
+        """Put what is asked for and not there yet into the batch's token fields."""
+        budget = self.optimization.tokens_per_micro_batch
+        missing = [name for name in fields if _TOKEN_FIELDS[name] not in batch.tokens]
+        if missing:
+            found = self.actor.infer_batch(batch, tokens_per_micro_batch=budget, fields=missing)
+            batch.tokens |= {_TOKEN_FIELDS[name]: value for name, value in found.items()}
+        if reference and "ref_logprobs" not in batch.tokens:
+            assert self.reference is not None, "algo.kl.coef is set, but no reference was loaded"
+            found = self.reference.infer_batch(batch, tokens_per_micro_batch=budget)
+            batch.tokens["ref_logprobs"] = found["logprobs"]
+
+    def _model_inputs(
+        self, batch: TrainBatch, needs: Collection[str]
+    ) -> tuple[CreditBatch, Metrics]:
+        """Complete the estimator's inputs by what models say of the sampled tokens."""
+        packed, inputs = batch.batch, {}
+        assert packed is not None
+        if "old_logprobs" in needs:
+            inputs["old_logprobs"] = of_sampled(packed, "trainer_logprobs")
+        if "sum_pi_squared" in needs:
+            inputs["sum_pi_squared"] = of_sampled(packed, "sum_pi_squared")
+        if "is_weights" in packed.tokens:
+            inputs["is_weights"] = of_sampled(packed, "is_weights")
+        if not self._kl_in_reward:
+            return replace(batch.credit, **inputs), {}
+        old = "trainer_logprobs" if "trainer_logprobs" in packed.tokens else "logprobs"
+        ref = of_sampled(packed, "ref_logprobs")
+        distance = kl_estimate(of_sampled(packed, old), ref, self.algo.kl.kind.rstrip("+"))
+        inputs["token_penalties"] = -self.kl.value * distance
+        measured = float(distance.mean())
+        self.kl.update(measured, num_sessions=len(batch.sessions))
+        return replace(batch.credit, **inputs), {"credit/ref_kl": measured}
+
+    def _correct_once(self, batch: Batch) -> Metrics:
+        """Decoupled: one correction a step, between the trainer's old policy and the engine's."""
+        if not (self._corrects and self._decoupled) or "keep" in batch.tokens:
+            return {}
+        return self._correct(batch, batch.tokens["trainer_logprobs"], weigh=True)
+
+    def _correct(self, batch: Batch, trainer_logprobs: Tensor, *, weigh: bool) -> Metrics:
+        found = correct(
+            trainer_logprobs,
+            batch.tokens["logprobs"],
+            batch.tokens["loss_mask"],
+            batch.rows["session"][batch.row_of_token],
+            self.algo.correction,
+        )
+        batch.tokens["keep"] = found.keep
+        if weigh and found.weights is not None:
+            batch.tokens["is_weights"] = found.weights
+        return found.metrics
+
+    def _update_once(self, batch: Batch, *, seed: int, first: bool) -> Metrics:
+        metrics, extra = self._look_ahead(batch, seed)
+        loss = self._loss_of(batch, extra, measure_mismatch=first)
+        return metrics | self.actor.train_mini_batch(
+            batch,
+            loss,
+            tokens_per_micro_batch=self.optimization.tokens_per_micro_batch,
+            with_entropy=True,
+        )
+
+    def _look_ahead(self, batch: Batch, seed: int) -> tuple[Metrics, tuple[str, ...]]:
+        """Score the mini-batch with the present policy, where something depends on all of it.
+
+        That is a correction against the engine's probabilities themselves (bypass), and a loss that
+        chooses tokens. Returns metrics and the names of the loss's token fields.
+        """
+        bypass = self._corrects and not self._decoupled
+        prepared = isinstance(self.token_loss, PreparedLoss)
+        if not bypass and not prepared:
+            return {}, ()
+        budget = self.optimization.tokens_per_micro_batch
+        present = self.actor.infer_batch(batch, tokens_per_micro_batch=budget)["logprobs"]
+        metrics: Metrics = {}
+        if bypass:  # a loss with a ratio to the engine's policy is weighed already
+            metrics = self._correct(batch, present, weigh=not self.token_loss.uses_ratio)
+            batch.tokens["loss_mask"] = batch.tokens["loss_mask"] & batch.tokens["keep"]
+        if not prepared:
+            return metrics, ()
+        mask = batch.tokens["loss_mask"]
+        generator = torch.Generator().manual_seed(seed)
+        fields = self.token_loss.prepare(
+            present[mask],
+            batch.tokens["advantages"][mask],
+            old_logprobs=batch.tokens["old_logprobs"][mask],
+            generator=generator,
+        )
+        for name, value in fields.items():
+            empty = torch.zeros(batch.num_tokens, dtype=value.dtype)
+            batch.tokens[name] = empty.masked_scatter(mask, value)
+        return metrics, tuple(fields)
+
+    def _loss_of(
+        self, batch: Batch, extra: tuple[str, ...], *, measure_mismatch: bool
+    ) -> PolicyLoss:
+        """Put each token's weight into the batch, by the final mask, and close over the totals."""
+        mask, turn = batch.tokens["loss_mask"], batch.tokens["turn"]
+        sessions = batch.rows["session"][batch.row_of_token]
+        totals = denominators(mask, sessions, turn)
+        batch.tokens["loss_weights"] = token_weights(
+            mask, sessions, turn, self.algo.loss_agg, totals, norm_tokens=self.loss_agg_tokens
+        )
+        counts = turn[mask].bincount()[:MAX_TURN_KEYS].tolist()
+        in_loss = self.kl.value if self.algo.kl.where is KLPlace.loss else 0.0
+        return PolicyLoss(
+            token_loss=self.token_loss,
+            num_tokens=totals.num_tokens,
+            num_turn_tokens={index: count for index, count in enumerate(counts) if count},
+            extra=extra,
+            entropy_coef=self.algo.entropy_coef,
+            kl_coef=in_loss,
+            kl_kind=self.algo.kl.kind,
+            measure_mismatch=measure_mismatch,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what resuming needs beyond the engine's own state."""
+        return {"kl": self.kl.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Undo :meth:`state_dict`."""
+        self.kl.load_state_dict(state["kl"])
+
+
+_TOKEN_FIELDS = {"logprobs": "trainer_logprobs", "sum_pi_squared": "sum_pi_squared"}
+"""What the engine infers -> token field; ``logprobs`` are the rollout engine's own."""
+
+
+def combine(updates: Sequence[Mapping[str, Any]]) -> Metrics:
+    """Means over updates under ``actor/``; ``mismatch/`` is the first's, ``*_max`` the largest."""
+    metrics: Metrics = {
+        "actor/updates": len(updates),
+        "actor/skipped_updates": int(sum(update.get("skipped", 0) for update in updates)),
+    }
+    for name in dict.fromkeys(name for update in updates for name in update):
+        values = [update[name] for update in updates if name in update]
+        if name.startswith("mismatch/"):
+            metrics[name] = values[0]
+        elif name.startswith("correction/"):
+            metrics[name] = sum(values) / len(values)
+        elif name.endswith("_max"):
+            metrics[f"actor/{name}"] = max(values)
+        elif name != "skipped":
+            metrics[f"actor/{name}"] = sum(values) / len(values)
+    return metrics
+
+
+def _finish_masks(batch: Batch, *, decoupled: bool) -> None:
+    """Name the policy that ratios are against, and take rejected tokens out of the mask."""
+    batch.tokens["old_logprobs"] = batch.tokens["trainer_logprobs" if decoupled else "logprobs"]
+    if "keep" in batch.tokens:
+        batch.tokens["loss_mask"] = batch.tokens["loss_mask"] & batch.tokens["keep"]
