@@ -4,12 +4,13 @@ import asyncio
 
 import pytest
 
+from agentrl.agent.request import EpisodeRequest
 from agentrl.errors import TrainingError
 from agentrl.rollout.config import FailureConfig, FailurePolicy
 from agentrl.rollout.groups import GroupRunner, Sample, is_trainable
 from agentrl.rollout.tasks import Dispatch
 from agentrl.seeding import derive_seed
-from agentrl.types import Score, StopReason, Task, Trajectory, TrajectoryGroup
+from agentrl.types import GREEDY_INDEX, Score, StopReason, Task, Trajectory, TrajectoryGroup
 
 
 def trajectory(sample: Sample, *, failed: bool) -> Trajectory:
@@ -31,7 +32,12 @@ def trajectory(sample: Sample, *, failed: bool) -> Trajectory:
 
 
 def play(
-    failures: set[tuple[int, int]], failure: FailureConfig, *, seed: int = 0, n: int = 4
+    failures: set[tuple[int, int]],
+    failure: FailureConfig,
+    *,
+    seed: int = 0,
+    n: int = 4,
+    greedy_baseline: bool = False,
 ) -> tuple[TrajectoryGroup, list[Sample]]:
     """Run one group; ``failures`` are (sample, attempt) that fail."""
     played: list[Sample] = []
@@ -52,6 +58,7 @@ def play(
             purpose="train",
             concurrency=asyncio.Semaphore(2),
             policy_version=lambda: 3,
+            greedy_baseline=greedy_baseline,
         )
         return await runner.run(Dispatch(index=5, epoch=1, task=Task(id="a", data={})))
 
@@ -148,3 +155,42 @@ def test_environments_that_share_ids_of_tasks_share_neither_seeds_nor_groups() -
     assert seeds[2] == [sample.seed for sample in play(set(), RETRY, n=2)[1]]
     # Of a run with one environment, as they have always been.
     assert seeds[2][0] == derive_seed(0, "train", 1, "a", 0, 0)
+
+
+def play_greedy(
+    failures: set[tuple[int, int]], failure: FailureConfig
+) -> tuple[TrajectoryGroup, list[Sample]]:
+    return play(failures, failure, greedy_baseline=True)
+
+
+def test_the_greedy_baseline_is_played_beside_the_members() -> None:
+    group, played = play_greedy(set(), RETRY)
+    assert group.baseline is not None and group.baseline.sample_index == GREEDY_INDEX
+    assert group.baseline not in group.trajectories and len(group.trajectories) == 4
+    temperatures = {sample.sample_index: sample.temperature for sample in played}
+    assert temperatures == {GREEDY_INDEX: 0.0, 0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0}
+    assert len({sample.seed for sample in played}) == 5
+    assert group.recorded == [*group.trajectories, group.baseline]
+    plain, _ = play(set(), RETRY)
+    assert plain.baseline is None and plain.recorded == plain.trajectories
+    assert [t.seed for t in plain.trajectories] == [t.seed for t in group.trajectories]
+
+
+def test_a_failed_baseline_is_run_again_and_without_one_nothing_trains() -> None:
+    group, _ = play_greedy({(GREEDY_INDEX, 0)}, RETRY)
+    assert group.baseline is not None and group.baseline.attempt == 1
+    assert [t.sample_index for t in group.discarded] == [GREEDY_INDEX]
+    assert is_trainable(group, RETRY)
+    for policy in (FailurePolicy.retry_fresh, FailurePolicy.mask, FailurePolicy.min_group):
+        failure = FailureConfig(policy=policy, k=2)
+        group, _ = play_greedy({(GREEDY_INDEX, attempt) for attempt in range(9)}, failure)
+        assert group.baseline is not None and group.baseline.failed
+        assert not any(t.failed for t in group.trajectories)
+        assert not is_trainable(group, failure)
+
+
+def test_the_session_of_the_greedy_episode_has_a_name() -> None:
+    request = EpisodeRequest(
+        env_id="e", task=Task(id="a", data={}), seed=0, group_id="g", sample_index=GREEDY_INDEX
+    )
+    assert request.trajectory_id == "g/greedy.0"
