@@ -100,7 +100,10 @@ async def open_trainer(config: Config) -> AsyncIterator[Trainer]:
     credit = credit_configs(config)
     async with AsyncExitStack() as stack:
         run_dir = stack.enter_context(claimed_run_dir(config))
-        ground = await stack.enter_async_context(open_playground(config, environments))
+        examples = [found[0] for found in tasks["train"].values()]
+        ground = await stack.enter_async_context(
+            open_playground(config, environments, examples=examples)
+        )
         actor = FSDPEngine(
             ground.model.model,
             ground.model.tokenizer,

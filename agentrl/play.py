@@ -63,7 +63,8 @@ async def play_split(
         check_tasks(tasks, source=f"{item.name} {split}")
         chosen += dispatches(item.name, choose_tasks(tasks, num_tasks))
     temperature = config.eval.temperature
-    async with open_playground(config, environments) as ground:
+    examples = [dispatch.task for dispatch in chosen[:1]]
+    async with open_playground(config, environments, examples=examples) as ground:
         play = ground.groups(
             config,
             purpose=f"eval-{split}",

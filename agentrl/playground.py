@@ -13,6 +13,7 @@ from agentrl.agent.renderer import Renderer
 from agentrl.config.schema import Config
 from agentrl.kwargs import check_kwargs
 from agentrl.model.load import LoadedModel
+from agentrl.reward.run import open_reward
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.engines import engine_registry
 from agentrl.rollout.groups import GroupRunner
@@ -26,7 +27,7 @@ from agentrl.train.checkpoint import CheckpointStore
 from agentrl.train.config import ModelConfig
 from agentrl.train.environments import Environment, need_sandboxes
 from agentrl.train.open_model import is_run, open_model
-from agentrl.types import TrajectoryGroup
+from agentrl.types import Task, TrajectoryGroup
 
 
 @asynccontextmanager
@@ -86,9 +87,12 @@ class Playground:
 
 @asynccontextmanager
 async def open_playground(
-    config: Config, environments: Sequence[Environment]
+    config: Config, environments: Sequence[Environment], *, examples: Sequence[Task] = ()
 ) -> AsyncIterator[Playground]:
-    """Open model, engine, environments, tools and sandboxes; leaving closes them all.
+    """Open model, engine, environments, tools, sandboxes and reward; leaving closes them all.
+
+    Args:
+        examples: tasks that a reward function is shown before any model loads.
 
     Raises:
         AgentRLError: whatever of it cannot be used; before anything is trained.
@@ -97,6 +101,17 @@ async def open_playground(
         sandboxes = await stack.enter_async_context(open_sandboxes(config.sandbox))
         if need_sandboxes(environments):
             await sandboxes.start()
+        reward = await stack.enter_async_context(
+            open_reward(
+                config.reward,
+                reward_timeout_s=config.rollout.reward_timeout_s,
+                given={
+                    "max_response_tokens": config.rollout.max_response_tokens,
+                    "seed": config.trainer.seed,
+                },
+                examples=examples,
+            )
+        )
         model = await open_model(
             _model_of(config), environments, sandboxes=sandboxes, quiet=config.telemetry.quiet
         )
@@ -119,6 +134,7 @@ async def open_playground(
                     engine=engine,
                     sandboxes=sandboxes,
                     tool_parser=config.model.tool_parser,
+                    reward=reward,
                 )
             )
             for item in environments

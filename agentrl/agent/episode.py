@@ -384,6 +384,7 @@ class EpisodeRun:
             info=self._info,
             sandboxes=self._loop.sandboxes,
             turn_rewards=[turn.reward for turn in self._turns],
+            num_inherited_tokens=0 if self._branch is None else self._branch.num_sampled,
         )
         with self._timed("reward"):
             graded = grade(self._env.rubric, episode, env_id=self._request.env_id)

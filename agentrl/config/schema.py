@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from agentrl.algo.config import AlgoConfig
 from agentrl.dist.config import ActorConfig
 from agentrl.env.config import EnvConfig
+from agentrl.reward.config import RewardConfig
 from agentrl.rollout.config import FailureConfig, RolloutConfig
 from agentrl.sandbox.config import SandboxConfig
 from agentrl.tool.config import ToolsConfig
@@ -32,6 +33,7 @@ class Config:
 
     env: EnvConfig = field(default_factory=EnvConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
     algo: AlgoConfig = field(default_factory=AlgoConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     actor: ActorConfig = field(default_factory=ActorConfig)

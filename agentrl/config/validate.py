@@ -16,6 +16,7 @@ from agentrl.config.algorithm import algorithm_problems
 from agentrl.config.environments import mixed_credit_problems
 from agentrl.env.entries import mix_problems
 from agentrl.errors import ConfigError
+from agentrl.reward.checks import reward_problems
 from agentrl.rollout.config import FailurePolicy
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def validate(config: Config) -> None:
         *algorithm_problems(config),
         *mixed_credit_problems(config),
         *_budgets(config),
+        *reward_problems(config.reward, max_response_tokens=config.rollout.max_response_tokens),
         *_failure(config),
         *_choices(config),
     ]
@@ -169,6 +171,8 @@ def _signal(config: Config) -> Iterable[str]:
             "probabilities over the whole vocabulary, so every importance ratio would be wrong; "
             "train with top_p=1 and top_k=0"
         )
+    if problem := rollout.tree.problem(rollout.n):
+        yield problem
     sessions = config.trainer.prompts_per_step * rollout.n
     if config.actor.updates_per_step > sessions:
         yield (

@@ -58,11 +58,13 @@ class Episode:
     """The ``info`` of the last ``step`` (of ``reset`` if there was none)."""
     sandboxes: SandboxProvider
     turn_rewards: Sequence[float] = ()
+    num_inherited_tokens: int = 0
+    """Sampled by the episode that this one branched off from."""
 
     @property
     def num_sampled_tokens(self) -> int:
-        """Tokens the policy produced, over all turns."""
-        return sum(turn.end - turn.start for turn in self.turns)
+        """Tokens the policy produced over all turns, inherited ones included."""
+        return self.num_inherited_tokens + sum(turn.end - turn.start for turn in self.turns)
 
 
 class Rubric(Protocol):

@@ -90,14 +90,14 @@ async def open_reward(
     *,
     reward_timeout_s: float,
     given: Mapping[str, Any],
-    tasks: Sequence[Task] = (),
+    examples: Sequence[Task] = (),
 ) -> AsyncIterator[RunReward | None]:
     """Open the reward of a run; None where environments grade for themselves.
 
     Args:
         reward_timeout_s, given: see :func:`make_reward`.
-        tasks: a function that reads ``task.data`` is shown the first one, so that data without an
-            answer are refused now and not after the first episode.
+        examples: tasks that a function which reads ``task.data`` is shown, so that data without
+            an answer are refused now and not after the first episode.
 
     Raises:
         ConfigError, RegistryError: a part that cannot be made or opened.
@@ -106,7 +106,7 @@ async def open_reward(
         yield None
         return
     reward = make_reward(config, reward_timeout_s=reward_timeout_s, given=given)
-    _check_task(config, tasks)
+    _check_examples(config, examples)
     graders = [part for part in reward.parts if isinstance(part, Part)]
     rubric = ComposedRubric(*graders) if graders else None
     try:
@@ -121,9 +121,7 @@ async def open_reward(
             await rubric.close()
 
 
-def _check_task(config: RewardConfig, tasks: Sequence[Task]) -> None:
-    if not tasks:
-        return
+def _check_examples(config: RewardConfig, examples: Sequence[Task]) -> None:
     for key, entry in part_configs(config):
         if entry.id == "function":
             function = RewardFunction(
@@ -132,6 +130,7 @@ def _check_task(config: RewardConfig, tasks: Sequence[Task]) -> None:
                 key=arguments_key(key),
             )
             try:
-                function.check_task(tasks[0])
+                for task in examples:
+                    function.check_task(task)
             except AgentRLError as error:
                 raise ConfigError(f"{key}: {error}") from error

@@ -122,6 +122,6 @@ def _imported(predicate: str | Callable[[str], bool] | None) -> Callable[[str], 
     found: Any = predicate
     if isinstance(predicate, str):
         found = load_object(predicate, kind="format: predicate")
-    if not callable(found) or isinstance(found, type):
+    if isinstance(found, type) or not callable(found):
         raise ConfigError(f"format: predicate must be a function of the text, got {got(found)}")
     return found

@@ -13,6 +13,7 @@ from agentrl.env.base import ScriptedPolicy
 from agentrl.env.entries import EnvEntry
 from agentrl.env.host import EnvHosts
 from agentrl.errors import AgentRLError
+from agentrl.reward.run import RunReward
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.groups import Sample
@@ -29,6 +30,8 @@ class Stage:
     entry: EnvEntry
     hosts: EnvHosts
     loop: AgentLoop
+    reward: RunReward | None = None
+    """Grades in place of the environments' rubrics, where the run has a reward of its own."""
 
     async def play(self, sample: Sample, *, policy: ScriptedPolicy | None = None) -> Trajectory:
         """Play an episode in a fresh environment; what fails in it is data."""
@@ -47,6 +50,8 @@ class Stage:
             env = await self.hosts.open()
         except AgentRLError as error:
             return _never_opened(request, error)
+        if self.reward is not None:
+            self.reward.bind(env)
         return await self.loop.run(env, request, policy=policy)
 
 
@@ -83,6 +88,7 @@ async def open_stage(
     engine: RolloutEngine,
     sandboxes: SandboxProvider,
     tool_parser: str,
+    reward: RunReward | None = None,
 ) -> AsyncIterator[Stage]:
     """Open everything an episode needs; leaving closes threads and processes.
 
@@ -102,4 +108,4 @@ async def open_stage(
             parser=make_parser(tool_parser),
             end_session=engine.end_session,
         )
-        yield Stage(entry=entry, hosts=hosts, loop=loop)
+        yield Stage(entry=entry, hosts=hosts, loop=loop, reward=reward)
