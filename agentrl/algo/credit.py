@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from agentrl.algo.ragged import segment_sum
+from agentrl.algo.ragged import segment_sum, spread
 from agentrl.registry import Registry
 
 NEEDS: dict[str, str] = {
@@ -139,11 +139,11 @@ class CreditBatch:
 
     def spread_sessions(self, values: Tensor) -> Tensor:
         """Give every token the value of its session: [S] -> [M] of the same dtype."""
-        return torch.repeat_interleave(values, self.tokens_per_session, output_size=self.num_tokens)
+        return spread(values, self.tokens_per_session)
 
     def spread_turns(self, values: Tensor) -> Tensor:
         """Give every token the value of its turn: [K] -> [M] of the same dtype."""
-        return torch.repeat_interleave(values, self.tokens_per_turn, output_size=self.num_tokens)
+        return spread(values, self.tokens_per_turn)
 
     def select(self, sessions: Tensor) -> CreditBatch:
         """Return the sessions where the mask, bool [S], is True.

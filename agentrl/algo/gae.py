@@ -54,12 +54,9 @@ def turn_gae(
     advantages = _advantages(
         _paid_by_turn(batch)[decided], values, lengths, _bootstrap(batch), gamma=gamma, lam=lam
     )
-    spread, targets = (
-        torch.repeat_interleave(
-            by_turn, batch.tokens_per_turn[decided], output_size=batch.num_tokens
-        )
-        for by_turn in (advantages, advantages + values)
-    )
+    tokens_per_turn = batch.tokens_per_turn[decided]
+    spread = ragged.spread(advantages, tokens_per_turn)
+    targets = ragged.spread(advantages + values, tokens_per_turn)
     mask = torch.zeros(batch.num_tokens, dtype=torch.bool)
     mask[first] = True
     return Credit(
@@ -100,9 +97,7 @@ def bilevel_gae(
     increments[:-1] += token_gamma * values[1:]
     increments -= values
     increments[last] = by_turn
-    decays = torch.full_like(values, token_gamma * token_lam)
-    decays[last] = 0.0
-    advantages = ragged.reverse_scan(increments, decays)
+    advantages = ragged.discounted_to_go(increments, tokens_per_turn, token_gamma * token_lam)
     return Credit(
         ragged.whiten(advantages) if whiten else advantages, value_targets=advantages + values
     )
@@ -129,9 +124,7 @@ def _advantages(
     following[:-1] = values[1:]
     following[last] = bootstrap[lengths > 0]
     increments = rewards.add_(following, alpha=gamma).sub_(values)
-    decays = following.fill_(gamma * lam)
-    decays[last] = 0.0
-    return ragged.reverse_scan(increments, decays)
+    return ragged.discounted_to_go(increments, lengths, gamma * lam)
 
 
 def _bootstrap(batch: CreditBatch) -> Tensor:

@@ -7,6 +7,7 @@ Python: a million tokens take milliseconds on one core.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,10 +34,28 @@ def segment_sum(values: Tensor, lengths: Tensor) -> Tensor:
     return torch.segment_reduce(values.double(), "sum", lengths=lengths, unsafe=True, initial=0)
 
 
+def spread(values: Tensor, lengths: Tensor) -> Tensor:
+    """Give every element the value of its segment: [P] -> [N], dtype kept.
+
+    NumPy's repeat: torch's builds an index of N first, at three times the cost.
+    """
+    return torch.from_numpy(np.repeat(values.numpy(), lengths.numpy()))
+
+
+def count_up(first: Tensor, lengths: Tensor) -> Tensor:
+    """``first[p], first[p] + 1, ...`` in every segment: int64 [N]."""
+    filled = lengths > 0
+    first, lengths = first[filled], lengths[filled]
+    steps = torch.ones(int(lengths.sum()), dtype=torch.int64)
+    if len(first):
+        steps[0] = first[0]
+        steps[starts_of(lengths)[1:]] = first[1:] - (first + lengths - 1)[:-1]
+    return steps.cumsum_(0)
+
+
 def position_in_segment(lengths: Tensor) -> Tensor:
     """Position of every element within its segment, int64 [N]."""
-    begin = torch.repeat_interleave(starts_of(lengths), lengths)
-    return torch.arange(len(begin)) - begin
+    return count_up(torch.zeros_like(lengths), lengths)
 
 
 def last_elements(lengths: Tensor) -> Tensor:
@@ -45,51 +64,56 @@ def last_elements(lengths: Tensor) -> Tensor:
 
 
 def discounted_to_go(values: Tensor, lengths: Tensor, discount: float) -> Tensor:
-    """``y[t] = values[t] + discount * y[t + 1]`` within every segment: float64 [N]."""
-    decays = torch.full((len(values),), float(discount), dtype=torch.float64)
-    decays[last_elements(lengths)] = 0.0
-    return reverse_scan(values.double(), decays)
+    """``y[t] = values[t] + discount * y[t + 1]`` within every segment: float64 [N].
+
+    Blocks of :data:`BLOCK` elements are scanned side by side as if nothing came after them; what
+    the following block starts with is then added, multiplied by the discounts up to it. Those
+    starts are a scan themselves, :data:`BLOCK` times shorter. A discount of 0 ends a segment.
+    """
+    if not len(values):
+        return values.double()
+    sums = _columns(values)
+    factors = torch.full_like(sums, float(discount))
+    last = last_elements(lengths)
+    factors[last % BLOCK, last // BLOCK] = 0.0
+    _scan(sums, factors)
+    return sums.t().reshape(-1)[: len(values)]
 
 
 def cumulative_sum(values: Tensor, lengths: Tensor) -> Tensor:
     """``y[t] = y[t - 1] + values[t]`` within every segment: float64 [N]."""
     running = values.double().cumsum(0)
-    before = torch.cat([running.new_zeros(1), running])[starts_of(lengths)]
-    return running - torch.repeat_interleave(before, lengths)
+    begin = starts_of(lengths)
+    before = running.new_zeros(len(lengths))
+    before[begin > 0] = running[begin[begin > 0] - 1]
+    return running.sub_(spread(before, lengths))
 
 
-def reverse_scan(increments: Tensor, decays: Tensor) -> Tensor:
-    """``y[t] = increments[t] + decays[t] * y[t + 1]``, and 0 after the end: float64 [N].
+def _scan(sums: Tensor, factors: Tensor) -> None:
+    """Scan columns, float64 [BLOCK, C], from the last element of the last one upwards; in place.
 
-    A decay of 0 ends a segment. Blocks of :data:`BLOCK` elements are scanned side by side as if
-    nothing came after them; what the following block starts with is then added, multiplied by the
-    decays up to it. Those starts are a scan themselves, :data:`BLOCK` times shorter.
+    ``factors`` becomes, for every element, the product of factors from it to the end of its column.
     """
-    num = len(increments)
-    if num == 0:
-        return increments.double()
-    num_blocks = -(-num // BLOCK)
-    sums = _columns(increments, num_blocks)
-    factors = _columns(decays, num_blocks)
     for row in range(BLOCK - 2, -1, -1):
         torch.addcmul(sums[row], factors[row], sums[row + 1], out=sums[row])
         torch.mul(factors[row], factors[row + 1], out=factors[row])
-    if num_blocks > 1:
-        carry = torch.zeros(num_blocks, dtype=torch.float64)
-        carry[:-1] = reverse_scan(sums[0], factors[0])[1:]
+    num_columns = sums.shape[1]
+    if num_columns > 1:
+        heads, head_factors = _columns(sums[0]), _columns(factors[0])
+        _scan(heads, head_factors)
+        carry = torch.zeros_like(sums[0])
+        carry[:-1] = heads.t().reshape(-1)[1:num_columns]
         sums.addcmul_(factors, carry)
-    return sums.t().reshape(-1)[:num]
 
 
-def _columns(values: Tensor, num_blocks: int) -> Tensor:
-    """Lay consecutive blocks out as columns, float64 [BLOCK, num_blocks], zeros behind the end."""
-    columns = torch.empty(BLOCK, num_blocks, dtype=torch.float64)
-    whole = len(values) // BLOCK
-    columns[:, :whole] = values[: whole * BLOCK].view(whole, BLOCK).t()
-    if whole < num_blocks:
-        rest = values[whole * BLOCK :]
-        columns[:, whole] = 0.0
-        columns[: len(rest), whole] = rest
+def _columns(values: Tensor) -> Tensor:
+    """Lay consecutive blocks out as columns, float64 [BLOCK, C], zeros behind the end."""
+    num_whole, num_rest = divmod(len(values), BLOCK)
+    columns = torch.empty(BLOCK, num_whole + (num_rest > 0), dtype=torch.float64)
+    columns[:, :num_whole] = values[: num_whole * BLOCK].view(num_whole, BLOCK).t()
+    if num_rest:
+        columns[num_rest:, num_whole] = 0.0
+        columns[:num_rest, num_whole] = values[num_whole * BLOCK :]
     return columns
 
 

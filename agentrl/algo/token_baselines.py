@@ -40,18 +40,17 @@ def optimal_token_baseline(batch: CreditBatch, *, handle_zero_tail: bool = True)
         handle_zero_tail: positions that only the longest member reached get no baseline, instead
             of their own return; in a group without a difference in reward they still give 0.
     """
-    to_go, energy = _to_go(batch, 1.0), _cumulative_energy(batch)
+    to_go, energy = _to_go(batch, 1.0), _cumulative_energy(batch).add_(OTB_EPSILON)
     lengths = batch.tokens_per_session
     stats = group_statistics(batch.returns, batch.group)
     longest, second_longest = _two_longest(lengths, stats.index, stats.num_groups)
-    slot = _position_slots(batch, (longest.cumsum(0) - longest)[stats.index])
+    slot = ragged.count_up(ragged.starts_of(longest)[stats.index], lengths)
     zeros = torch.zeros(int(longest.sum()), dtype=torch.float64)
-    energy += OTB_EPSILON
     weight = zeros.index_add(0, slot, energy)
-    baseline = (zeros.index_add(0, slot, energy.mul_(to_go)) / weight)[slot]
+    weighted = zeros.index_add_(0, slot, energy.mul_(to_go))
+    baseline = torch.index_select(weighted.div_(weight), 0, slot, out=energy)
     advantages = to_go - baseline
-    tolerance = baseline.abs_().clamp_(min=1.0).mul_(EQUAL_TOLERANCE)
-    advantages.masked_fill_(advantages.abs() <= tolerance, 0.0)
+    advantages.masked_fill_(torch.abs(advantages, out=baseline) <= EQUAL_TOLERANCE, 0.0)
     if handle_zero_tail:
         reach = torch.where(stats.has_signal, second_longest[stats.index], lengths)
         _restore_tails(advantages, to_go, lengths, reach)
@@ -81,15 +80,8 @@ def _two_longest(lengths: Tensor, group: Tensor, num_groups: int) -> tuple[Tenso
     return ranked[begin], torch.where(has_second, ranked[begin + 1], 0)
 
 
-def _position_slots(batch: CreditBatch, first_slot: Tensor) -> Tensor:
-    """Number (group, position) for every token, int64 [M]; ``first_slot`` is int64 [S]."""
-    shift = first_slot - ragged.starts_of(batch.tokens_per_session)
-    return batch.spread_sessions(shift).add_(torch.arange(batch.num_tokens))
-
-
 def _restore_tails(advantages: Tensor, to_go: Tensor, lengths: Tensor, reach: Tensor) -> None:
     """Put the bare return where a session is past ``reach``, int64 [S] tokens; in place."""
     tails = (lengths - reach).clamp(min=0)
-    offset = (ragged.starts_of(lengths) + lengths - tails) - ragged.starts_of(tails)
-    tokens = torch.repeat_interleave(offset, tails) + torch.arange(int(tails.sum()))
+    tokens = ragged.count_up(ragged.starts_of(lengths) + lengths - tails, tails)
     advantages[tokens] = to_go[tokens]

@@ -101,7 +101,7 @@ def gigpo(
     step[known] = _scaled(
         to_go[known], group_statistics(to_go[known], group * num_states + states), normalize_std
     )
-    by_turn = torch.repeat_interleave(episode, batch.turns_per_session) + step_weight * step
+    by_turn = ragged.spread(episode, batch.turns_per_session) + step_weight * step
     return Credit(batch.spread_turns(by_turn))
 
 
