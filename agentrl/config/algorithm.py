@@ -74,6 +74,13 @@ def credit_problems(credit: CreditConfig, config: Config, *, key: str) -> Iterab
     provided = {"old_logprobs", "sum_pi_squared", "greedy_rewards", "anchors"}
     if config.rollout.tree.rounds:
         provided.add("tree")
+        if "tree" not in estimator.needs:
+            yield (
+                f"rollout.tree.rounds={config.rollout.tree.rounds} with "
+                f"{key}.advantage={credit.advantage}: it takes the samples of a prompt for "
+                "independent, but branches share the turns before them; use an estimator for trees "
+                "(algo.advantage=tree), or rollout.tree.rounds=0"
+            )
     for need in sorted(estimator.needs - provided):
         yield (
             f"{key}.advantage={credit.advantage} needs {NEEDS[need]}, which this run does not "
