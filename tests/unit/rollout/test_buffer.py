@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.errors import TrainingError
-from agentrl.rollout.buffer import RolloutBuffer, Slot
+from agentrl.rollout.buffer import RolloutBuffer, Slot, Verdict
 from agentrl.types import Task, TrajectoryGroup
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ def test_groups_leave_in_order_of_dispatch_whatever_the_order_of_arrival() -> No
         buffer = RolloutBuffer(prompts_per_step=3, max_staleness=0)
         slots = [await buffer.reserve() for _ in range(3)]
         for index in (2, 0, 1):
-            await buffer.fill(slots[index], group(index), trainable=True)
+            await buffer.fill(slots[index], group(index), verdict=Verdict.TRAINABLE)
         return [taken.id for taken in await buffer.take(3, timeout_s=5, max_rejected=99)]
 
     assert run(scenario()) == ["0", "1", "2"]
@@ -61,7 +61,7 @@ def test_synchronous_budget_is_one_step_until_the_next_version() -> None:
         slots = [await buffer.reserve() for _ in range(2)]
         assert await never(buffer.reserve())
         for index, slot in enumerate(slots):
-            await buffer.fill(slot, group(index), trainable=True)
+            await buffer.fill(slot, group(index), verdict=Verdict.TRAINABLE)
         await buffer.take(2, timeout_s=5, max_rejected=99)
         assert await never(buffer.reserve()), "taking alone must not free the budget"
         await buffer.advance(version=1)
@@ -77,9 +77,9 @@ def test_an_untrainable_group_gives_its_place_back_and_is_returned_as_data() -> 
         buffer = RolloutBuffer(prompts_per_step=1, max_staleness=0)
         first = await buffer.reserve()
         taking = asyncio.create_task(buffer.take(1, timeout_s=5, max_rejected=99))
-        await buffer.fill(first, group(0), trainable=False)
+        await buffer.fill(first, group(0), verdict=Verdict.FAILED)
         second = await buffer.reserve()  # deadlocks if the place is not given back
-        await buffer.fill(second, group(1), trainable=True)
+        await buffer.fill(second, group(1), verdict=Verdict.TRAINABLE)
         assert [taken.id for taken in await taking] == ["0", "1"]
         assert buffer.num_rejected == 1
 
@@ -92,7 +92,7 @@ def test_a_reservation_wakes_a_taker_that_came_first() -> None:
         taking = asyncio.create_task(buffer.take(1, timeout_s=5, max_rejected=99))
         await asyncio.sleep(0)
         slot = await buffer.reserve()
-        await buffer.fill(slot, group(0), trainable=True)
+        await buffer.fill(slot, group(0), verdict=Verdict.TRAINABLE)
         assert len(await taking) == 1
 
     run(scenario())
@@ -103,7 +103,7 @@ def test_a_late_step_says_what_was_missing_and_how_to_fix_it() -> None:
         buffer = RolloutBuffer(prompts_per_step=2, max_staleness=0)
         slot = await buffer.reserve()
         await buffer.reserve()
-        await buffer.fill(slot, group(0), trainable=True)
+        await buffer.fill(slot, group(0), verdict=Verdict.TRAINABLE)
         await buffer.take(2, timeout_s=0.05, max_rejected=99)
 
     with pytest.raises(TrainingError, match=r"only 1 of 2 .*1 dispatched.*collect_timeout_s"):
@@ -146,7 +146,8 @@ def test_staleness_never_passes_its_bound(
         async def deliver(slot: Slot, number: int, dispatched_at: int) -> None:
             for _ in range(rng.randrange(5)):
                 await asyncio.sleep(0)
-            await buffer.fill(slot, group(number, dispatched_at), trainable=number not in rejected)
+            verdict = Verdict.FAILED if number in rejected else Verdict.TRAINABLE
+            await buffer.fill(slot, group(number, dispatched_at), verdict=verdict)
 
         async def produce() -> None:
             nonlocal index
@@ -177,7 +178,7 @@ def test_a_step_in_which_nothing_can_be_trained_ends_with_the_cause() -> None:
 
         async def produce() -> None:
             for index in range(100):
-                await buffer.fill(await buffer.reserve(), group(index), trainable=False)
+                await buffer.fill(await buffer.reserve(), group(index), verdict=Verdict.FAILED)
 
         producing = asyncio.create_task(produce())
         try:
@@ -187,3 +188,29 @@ def test_a_step_in_which_nothing_can_be_trained_ends_with_the_cause() -> None:
 
     with pytest.raises(TrainingError, match=r"4 groups in one step could not be trained"):
         run(scenario())
+
+
+def test_groups_without_signal_are_replaced_until_the_refills_are_used_up_and_then_count() -> None:
+    flat = {0, 2, 3, 4}
+
+    async def scenario() -> tuple[list[list[str]], int]:
+        buffer = RolloutBuffer(prompts_per_step=2, max_staleness=0)
+
+        async def produce() -> None:
+            for number in range(7):
+                slot = await buffer.reserve()
+                verdict = Verdict.NO_SIGNAL if number in flat else Verdict.TRAINABLE
+                await buffer.fill(slot, group(number), verdict=verdict)
+
+        producing = asyncio.create_task(produce())
+        steps = []
+        for step in range(2):
+            taken = await buffer.take(2, timeout_s=5, max_rejected=0, max_refills=2)
+            steps.append([item.id for item in taken])
+            await buffer.advance(version=step + 1)
+        await producing
+        return steps, buffer.num_rejected
+
+    steps, num_rejected = run(scenario())
+    assert steps == [["0", "1", "2", "3"], ["4", "5", "6"]]  # 3 counts: both refills were used
+    assert num_rejected == 3

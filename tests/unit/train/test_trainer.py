@@ -160,9 +160,9 @@ def test_the_order_of_a_run(tmp_path: Path) -> None:
         "evaluate val 0",
         "evaluate test 0",
         "log 0",
-        *("training", "update 0", "publish 1", "log 1"),
-        *("training", "update 1", "publish 2", "evaluate val 2", "log 2", "save 2"),
-        *("training", "update 2", "publish 3", "evaluate test 3", "log 3", "save 3"),
+        *("training", "credit", "update 0", "publish 1", "log 1"),
+        *("training", "credit", "update 1", "publish 2", "evaluate val 2", "log 2", "save 2"),
+        *("training", "credit", "update 2", "publish 3", "evaluate test 3", "log 3", "save 3"),
     ]
 
 
@@ -182,7 +182,18 @@ def test_a_resumed_run_goes_on_where_it_stood(tmp_path: Path) -> None:
     assert parts.events[0] == "publish 2"
     assert "log 0" not in parts.events, "the evaluation before training is not repeated"
     assert [index for index, version in parts.sampled if version == 2] == [4, 5]
-    assert parts.saved == [(3, {"step": 3, "cursor": 6, "empty_steps": 0, "skipped_updates": 0})]
+    assert parts.saved == [
+        (
+            3,
+            {
+                "step": 3,
+                "cursor": 6,
+                "empty_steps": 0,
+                "skipped_updates": 0,
+                "learner": {"kl": 1.0},
+            },
+        )
+    ]
 
 
 def test_untrainable_groups_are_refilled_within_the_step_and_move_the_cursor(
@@ -196,7 +207,9 @@ def test_untrainable_groups_are_refilled_within_the_step_and_move_the_cursor(
 
 def test_steps_without_a_signal_are_counted_and_end_the_run(tmp_path: Path) -> None:
     parts = Parts(tmp_path)
-    parts.batch = TrainBatch(batch=None, why_empty="2 of 2 groups without a difference")
+    parts.batch = replace(
+        assemble([], {}), batch=None, why_empty="2 of 2 groups without a difference"
+    )
     with pytest.raises(TrainingError, match=r"3 steps in a row .*2 of 2 groups.*rollout.n"):
         fit(parts, total_steps=9, failure=FailureConfig(max_empty_steps=3))
     assert [event for event in parts.events if event.startswith("publish")][-1] == "publish 2"
