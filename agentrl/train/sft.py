@@ -100,5 +100,7 @@ def evaluate_loss(
 ) -> float:
     """Return the mean negative log-probability of assistant tokens, in nats."""
     batch = to_batch(examples)
-    logprobs = engine.infer_batch(batch, tokens_per_micro_batch=config.tokens_per_micro_batch)
+    logprobs = engine.infer_batch(batch, tokens_per_micro_batch=config.tokens_per_micro_batch)[
+        "logprobs"
+    ]
     return -float((logprobs.double() * batch.tokens["loss_weights"].double()).sum())
