@@ -32,13 +32,14 @@ from agentrl.rollout.groups import is_trainable
 from agentrl.rollout.mix import MixedStream
 from agentrl.rollout.producer import Producer
 from agentrl.rollout.tasks import Dispatch, TaskStream, check_disjoint, check_tasks, read_split
+from agentrl.rollout.tree import refuse_unbranchable
 from agentrl.seeding import derive_seed
 from agentrl.telemetry.meter import Meter
 from agentrl.telemetry.run_dir import RunDir
 from agentrl.telemetry.tracker import MissingExtraError, TrackedRun, build_trackers
 from agentrl.train.assemble import assemble
 from agentrl.train.checkpoint import CheckpointStore
-from agentrl.train.credit import has_signal
+from agentrl.train.credit import has_signal, needs_of
 from agentrl.train.environments import Environment, make_environments
 from agentrl.train.evaluate import Evaluator, choose_tasks
 from agentrl.train.learner import Learner
@@ -96,6 +97,9 @@ async def train(config: Config, *, announce: Callable[[str], None] = logger.info
 async def open_trainer(config: Config) -> AsyncIterator[Trainer]:
     """Build a trainer, restored where ``trainer.resume`` says so; leaving closes every part."""
     environments = make_environments(config.env, config.tools)
+    if config.rollout.tree.rounds:
+        for item in environments:
+            refuse_unbranchable(item.env, item.toolbox, env_id=item.name)
     tasks = load_tasks(environments)
     credit = credit_configs(config)
     async with AsyncExitStack() as stack:
@@ -137,6 +141,8 @@ async def open_trainer(config: Config) -> AsyncIterator[Trainer]:
             purpose="train",
             num_samples=config.rollout.n,
             temperature=config.rollout.temperature,
+            greedy_baseline="greedy_rewards" in needs_of(credit),
+            tree=config.rollout.tree,
         )
         producer = Producer(
             _prompts(config, environments, tasks["train"]),

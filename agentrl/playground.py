@@ -14,6 +14,7 @@ from agentrl.config.schema import Config
 from agentrl.kwargs import check_kwargs
 from agentrl.model.load import LoadedModel
 from agentrl.reward.run import open_reward
+from agentrl.rollout.config import TreeConfig
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.engines import engine_registry
 from agentrl.rollout.groups import GroupRunner
@@ -60,9 +61,19 @@ class Playground:
     concurrency: asyncio.Semaphore
 
     def groups(
-        self, config: Config, *, purpose: str, num_samples: int, temperature: float
+        self,
+        config: Config,
+        *,
+        purpose: str,
+        num_samples: int,
+        temperature: float,
+        greedy_baseline: bool = False,
+        tree: TreeConfig | None = None,
     ) -> RunGroup:
-        """Return what samples a prompt ``num_samples`` times, in its environment."""
+        """Return what samples a prompt ``num_samples`` times, in its environment.
+
+        Args: see :class:`~agentrl.rollout.groups.GroupRunner`.
+        """
         runners = {
             stage.entry.name: GroupRunner(
                 stage.play,
@@ -75,6 +86,8 @@ class Playground:
                 concurrency=self.concurrency,
                 policy_version=lambda: self.engine.policy_version,
                 namespace=stage.entry.namespace,
+                greedy_baseline=greedy_baseline,
+                tree=tree,
             )
             for stage in self.stages
         }
