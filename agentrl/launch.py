@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,31 +29,37 @@ from agentrl.model.load import LoadedModel
 from agentrl.playground import Playground, open_playground
 from agentrl.rollout.buffer import RolloutBuffer, Verdict
 from agentrl.rollout.engine import RolloutEngine
+from agentrl.rollout.feed import TaskFeed
 from agentrl.rollout.groups import is_trainable
-from agentrl.rollout.mix import MixedStream
 from agentrl.rollout.producer import Producer
-from agentrl.rollout.tasks import Dispatch, TaskStream, check_disjoint, check_tasks, read_split
+from agentrl.rollout.tasks import Dispatch
 from agentrl.rollout.tree import refuse_unbranchable
-from agentrl.seeding import derive_seed
 from agentrl.telemetry.meter import Meter
 from agentrl.telemetry.run_dir import RunDir
 from agentrl.telemetry.tracker import MissingExtraError, TrackedRun, build_trackers
 from agentrl.train.assemble import assemble
 from agentrl.train.checkpoint import CheckpointStore
 from agentrl.train.credit import has_signal, needs_of
-from agentrl.train.environments import Environment, make_environments
+from agentrl.train.environments import make_environments
 from agentrl.train.evaluate import Evaluator, choose_tasks
 from agentrl.train.learner import Learner
 from agentrl.train.open_model import keep_model_files, run_config_path
 from agentrl.train.reference import open_reference
 from agentrl.train.rng_state import restore_rng, seed_rng
 from agentrl.train.settings import refuse_changed_settings
+from agentrl.train.tasks import (
+    HELD_OUT,
+    bound_lengths,
+    describe,
+    load_tasks,
+    open_feed,
+    total_steps,
+)
 from agentrl.train.trainer import Progress, Trainer
-from agentrl.types import Task, TrajectoryGroup
+from agentrl.types import TrajectoryGroup
 
 logger = logging.getLogger(__name__)
 
-HELD_OUT = ("val", "test")
 # Settings that a resumed run may change: they decide where and how long, not what is trained.
 FREE_ON_RESUME = (
     "trainer.save_every",
@@ -77,12 +84,13 @@ async def train(config: Config, *, announce: Callable[[str], None] = logger.info
     Raises:
         ConfigError: the run that is resumed has finished.
     """
-    async with open_trainer(config) as trainer:
+    async with open_trainer(config, announce=announce) as trainer:
         path = trainer.run_dir.path
-        if trainer.step >= config.trainer.total_steps:
+        if trainer.step >= trainer.config.total_steps:
+            setting = "total_steps" if config.trainer.epochs is None else "epochs"
             raise ConfigError(
                 f"the run {str(path)!r} has finished: it stands at step {trainer.step} of "
-                f"{config.trainer.total_steps}; raise trainer.total_steps to go on"
+                f"{trainer.config.total_steps}; raise trainer.{setting} to go on"
             )
         announce(f"run directory: {path}")
         await trainer.fit()
@@ -94,13 +102,15 @@ async def train(config: Config, *, announce: Callable[[str], None] = logger.info
 
 
 @asynccontextmanager
-async def open_trainer(config: Config) -> AsyncIterator[Trainer]:
+async def open_trainer(
+    config: Config, *, announce: Callable[[str], None] = logger.info
+) -> AsyncIterator[Trainer]:
     """Build a trainer, restored where ``trainer.resume`` says so; leaving closes every part."""
     environments = make_environments(config.env, config.tools)
     if config.rollout.tree.rounds:
         for item in environments:
             refuse_unbranchable(item.env, item.toolbox, env_id=item.name)
-    tasks = load_tasks(environments)
+    tasks = load_tasks(environments, config.data)
     credit = credit_configs(config)
     async with AsyncExitStack() as stack:
         run_dir = stack.enter_context(claimed_run_dir(config))
@@ -108,15 +118,18 @@ async def open_trainer(config: Config) -> AsyncIterator[Trainer]:
         ground = await stack.enter_async_context(
             open_playground(config, environments, examples=examples)
         )
+        # Only the model's tokenizer can tell the length of prompts, and only they that of the run.
+        dropped = bound_lengths(tasks, environments, config.data, ground.renderer)
+        if config.data.sources():
+            announce(describe(tasks, config.data, dropped))
+        num_steps = total_steps(config.trainer, sum(map(len, tasks["train"].values())))
         actor = FSDPEngine(
             ground.model.model,
             ground.model.tokenizer,
             config.actor,
             precision=config.actor.precision,
             temperature=config.rollout.temperature,
-            total_updates=config.trainer.total_steps
-            * config.actor.epochs
-            * config.actor.updates_per_step,
+            total_updates=num_steps * config.actor.epochs * config.actor.updates_per_step,
             deterministic=config.trainer.deterministic,
         )
         checkpoints = CheckpointStore(
@@ -126,7 +139,14 @@ async def open_trainer(config: Config) -> AsyncIterator[Trainer]:
         )
         seed_rng(config.trainer.seed)
         learner = _learner(config, credit, ground.model, actor, run_dir)
-        progress = restore(config, checkpoints, actor, run_dir)
+        feed = open_feed(
+            tasks,
+            environments,
+            config.data.curriculum,
+            seed=config.trainer.seed,
+            dropped=dropped,
+        )
+        progress = restore(config, checkpoints, actor, feed, run_dir)
         if progress.learner:
             learner.load_state_dict(progress.learner)
         run_dir.write_config(yaml.safe_dump(to_dict(config), sort_keys=False))
@@ -145,13 +165,13 @@ async def open_trainer(config: Config) -> AsyncIterator[Trainer]:
             tree=config.rollout.tree,
         )
         producer = Producer(
-            _prompts(config, environments, tasks["train"]),
+            feed,
             buffer,
             training,
             partial(judge, config=config, credit=credit),
         )
         yield Trainer(
-            config=config.trainer,
+            config=replace(config.trainer, total_steps=num_steps),
             failure=config.failure,
             collect_timeout_s=config.rollout.collect_timeout_s,
             max_refills=config.algo.groups.max_refills if config.algo.groups.refill else 0,
@@ -160,6 +180,7 @@ async def open_trainer(config: Config) -> AsyncIterator[Trainer]:
             learner=learner,
             weights=_InprocWeights(actor, ground.engine),
             placement=_OneDevice(),
+            feed=feed,
             producer=producer,
             buffer=buffer,
             assemble=partial(assemble, configs=credit),
@@ -173,11 +194,11 @@ async def open_trainer(config: Config) -> AsyncIterator[Trainer]:
                     for split in HELD_OUT
                 },
                 every=config.trainer.eval_every,
-                total_steps=config.trainer.total_steps,
+                total_steps=num_steps,
             ),
             checkpoints=checkpoints,
             run_dir=run_dir,
-            tracker=stack.enter_context(_trackers(config, run_dir, progress)),
+            tracker=stack.enter_context(_trackers(config, run_dir, progress, num_steps)),
             meter=Meter(),
         )
 
@@ -220,44 +241,6 @@ def judge(group: TrajectoryGroup, *, config: Config, credit: Mapping[str, Credit
     return Verdict.TRAINABLE
 
 
-def _prompts(
-    config: Config, environments: Sequence[Environment], tasks: Mapping[str, Sequence[Task]]
-) -> MixedStream:
-    """Shuffle each environment's tasks into epochs of its own, and mix them by weight."""
-    run_seed = config.trainer.seed
-    streams, weights = {}, {}
-    for item in environments:
-        namespace = item.entry.namespace
-        seed = derive_seed(run_seed, namespace) if namespace else run_seed
-        streams[item.name] = TaskStream(tasks[item.name], seed=seed, source=f"{item.name} train")
-        weights[item.name] = item.entry.weight
-    return MixedStream(streams, weights)
-
-
-def load_tasks(environments: Sequence[Environment]) -> dict[str, dict[str, Sequence[Task]]]:
-    """Read every split of every environment and check it: split -> environment -> tasks.
-
-    Ids are unique, and evaluation is disjoint from training, within an environment.
-
-    Raises:
-        EnvError: a split cannot be read, or holds something else than sound tasks.
-        DataError: an empty train split, repeated ids, or splits that overlap.
-    """
-    tasks: dict[str, dict[str, Sequence[Task]]] = {split: {} for split in ("train", *HELD_OUT)}
-    for item in environments:
-        for split, found in tasks.items():
-            found[item.name] = read_split(item.env, split, env_id=item.entry.config.id)
-        train = tasks["train"][item.name]
-        check_tasks(train, source=f"{item.name} train")
-        for split in HELD_OUT:
-            held_out = tasks[split][item.name]
-            if len(held_out):
-                label = f"{item.entry.namespace} {split}".strip()
-                check_tasks(held_out, source=f"{item.name} {split}")
-                check_disjoint(train, held_out, split=label)
-    return tasks
-
-
 @contextmanager
 def claimed_run_dir(config: Config) -> Iterator[RunDir]:
     """Create the run directory, or open the one that is resumed; hold its lock meanwhile.
@@ -290,14 +273,19 @@ def resumed_config(run: str, overrides: Sequence[str]) -> Config:
 
 
 def restore(
-    config: Config, checkpoints: CheckpointStore, actor: FSDPEngine, run_dir: RunDir
+    config: Config,
+    checkpoints: CheckpointStore,
+    actor: FSDPEngine,
+    feed: TaskFeed,
+    run_dir: RunDir,
 ) -> Progress:
-    """Load the newest sound checkpoint into ``actor`` where the run is resumed.
+    """Load the newest sound checkpoint into ``actor`` and ``feed`` where the run is resumed.
 
     A run that was killed before its first checkpoint starts again at step 0.
 
     Raises:
-        CheckpointError: every checkpoint is damaged, or settings that change the training differ.
+        CheckpointError: every checkpoint is damaged, or settings that change the training, or the
+            training tasks, differ.
     """
     checkpoint = checkpoints.load_latest() if config.trainer.resume else None
     if checkpoint is None:
@@ -306,12 +294,15 @@ def restore(
     if not config.trainer.force_resume:
         # A longer run is the same run only where the learning rate does not depend on its length.
         constant = config.actor.schedule is Schedule.constant
-        free = (*FREE_ON_RESUME, "trainer.total_steps") if constant else FREE_ON_RESUME
+        length = ("trainer.total_steps", "trainer.epochs") if constant else ()
+        free = (*FREE_ON_RESUME, *length)
         refuse_changed_settings(checkpoint.config, to_dict(config), free=free)
+    progress = Progress(**checkpoint.progress)
+    feed.load_state_dict(progress.feed, check_tasks=not config.trainer.force_resume)
     actor.load_state_dict(checkpoint.engine)
     restore_rng(checkpoint.rng)
     run_dir.rewind(checkpoint.step)
-    return Progress(**checkpoint.progress)
+    return progress
 
 
 def write_report(run: Path) -> None:
@@ -373,11 +364,11 @@ class _InprocWeights:
         return dict(await self._sync.publish(self._actor, self._engine, version))
 
 
-def _trackers(config: Config, run_dir: RunDir, progress: Progress):
+def _trackers(config: Config, run_dir: RunDir, progress: Progress, num_steps: int):
     run = TrackedRun(
         directory=run_dir.path,
         name=run_dir.name,
-        total_steps=config.trainer.total_steps,
+        total_steps=num_steps,
         # A run that was killed before its first checkpoint starts over: nothing is kept.
         keep_through_step=(progress.step or -1) if config.trainer.resume else None,
         config=to_dict(config),

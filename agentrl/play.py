@@ -14,10 +14,11 @@ from agentrl.config.schema import Config
 from agentrl.env.task_check import SPLITS
 from agentrl.errors import ConfigError
 from agentrl.playground import open_playground
-from agentrl.rollout.tasks import check_tasks, read_split
+from agentrl.rollout.tasks import check_tasks
 from agentrl.train.environments import make_environments
 from agentrl.train.evaluate import choose_tasks, dispatches, refuse_censored
 from agentrl.train.open_model import is_run, run_config_path
+from agentrl.train.tasks import Splits, bound_lengths, tasks_of
 from agentrl.types import Trajectory
 
 
@@ -57,21 +58,25 @@ async def play_split(
     if split not in known:
         raise ConfigError(f"--split {split!r} is unknown; known: {', '.join(known)}")
     environments = make_environments(config.env, config.tools)
-    chosen = []
+    tasks: Splits = {split: {}}
     for item in environments:
-        tasks = read_split(item.env, split, env_id=item.name)
-        check_tasks(tasks, source=f"{item.name} {split}")
-        chosen += dispatches(item.name, choose_tasks(tasks, num_tasks))
+        tasks[split][item.name] = found = tasks_of(item, config.data, split)
+        check_tasks(found, source=f"{item.name} {split}")
     temperature = config.eval.temperature
-    examples = [dispatch.task for dispatch in chosen[:1]]
+    examples = [found[0] for found in tasks[split].values()]
     async with open_playground(config, environments, examples=examples) as ground:
+        bound_lengths(tasks, environments, config.data, ground.renderer)
         play = ground.groups(
             config,
             purpose=f"eval-{split}",
             num_samples=num_samples,
             temperature=config.rollout.temperature if temperature is None else temperature,
         )
-        pending = [asyncio.ensure_future(play(dispatch)) for dispatch in chosen]
+        pending = [
+            asyncio.ensure_future(play(dispatch))
+            for name, found in tasks[split].items()
+            for dispatch in dispatches(name, choose_tasks(found, num_tasks))
+        ]
         console = Console(stderr=True)
         for done in track(
             asyncio.as_completed(pending),

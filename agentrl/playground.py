@@ -57,6 +57,7 @@ class Playground:
 
     model: LoadedModel
     engine: RolloutEngine
+    renderer: Renderer
     stages: Sequence[Stage]
     concurrency: asyncio.Semaphore
 
@@ -155,6 +156,7 @@ async def open_playground(
         yield Playground(
             model=model,
             engine=engine,
+            renderer=renderer,
             stages=stages,
             concurrency=asyncio.Semaphore(config.rollout.concurrency),
         )

@@ -47,6 +47,7 @@ def load(overrides: Sequence[str], *, base: Config | None = None) -> Config:
 
 def _composed(overrides: Sequence[str], base: Config | None) -> Config:
     parsed = [_checked(override) for override in _parse(_itemised(overrides))]
+    parsed += _parse(_other_length(parsed))
     if base is None and _names_pretrained(parsed):
         parsed = [*_parse(["model=pretrained"]), *parsed]
     if base is not None:
@@ -99,6 +100,17 @@ def from_yaml(path: Path) -> Config:
     if not isinstance(data, dict):
         raise ConfigError(f"{str(path)!r} holds {type(data).__name__}, not a mapping of settings")
     return from_dict(data, source=str(path))
+
+
+def _other_length(overrides: Sequence[Override]) -> list[str]:
+    """Switch off the length of the run that was not named: presets and runs have the other one."""
+    values = {item.key_or_group: item.value() for item in overrides}
+    steps, epochs = "trainer.total_steps", "trainer.epochs"
+    if values.get(epochs) is not None and steps not in values:
+        return [f"{steps}=0"]
+    if steps in values and epochs not in values:
+        return [f"{epochs}=null"]
+    return []
 
 
 def _names_pretrained(overrides: Sequence[Override]) -> bool:

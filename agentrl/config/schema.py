@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from agentrl.algo.config import AlgoConfig
+from agentrl.data.config import DataConfig
 from agentrl.dist.config import ActorConfig
 from agentrl.env.config import EnvConfig
 from agentrl.reward.config import RewardConfig
@@ -32,6 +33,7 @@ class Config:
     """Everything a run is made of."""
 
     env: EnvConfig = field(default_factory=EnvConfig)
+    data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     algo: AlgoConfig = field(default_factory=AlgoConfig)

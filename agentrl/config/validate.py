@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from agentrl.config.algorithm import algorithm_problems
+from agentrl.config.data import data_problems
 from agentrl.config.environments import mixed_credit_problems
 from agentrl.env.entries import mix_problems
 from agentrl.errors import ConfigError
@@ -42,6 +43,7 @@ def validate(config: Config) -> None:
         *_signal(config),
         *algorithm_problems(config),
         *mixed_credit_problems(config),
+        *data_problems(config),
         *_budgets(config),
         *reward_problems(config.reward, max_response_tokens=config.rollout.max_response_tokens),
         *_failure(config),
@@ -64,7 +66,6 @@ def _ranges(config: Config) -> Iterable[str]:
         "actor.epochs": config.actor.epochs,
         "actor.tokens_per_micro_batch": config.actor.tokens_per_micro_batch,
         "trainer.prompts_per_step": config.trainer.prompts_per_step,
-        "trainer.total_steps": config.trainer.total_steps,
         "trainer.keep_last": config.trainer.keep_last,
         "eval.n": config.eval.n,
         "env.threads": config.env.threads,

@@ -52,9 +52,11 @@ class Producer:
     async def _dispatch(self, start: int) -> None:
         try:
             async with asyncio.TaskGroup() as groups:
-                for dispatch in self._stream.starting_at(start):
+                prompts = self._stream.starting_at(start)
+                while True:
                     slot = await self._buffer.reserve()
-                    groups.create_task(self._deliver(dispatch, slot))
+                    # Not before there is room: what has been trained by then decides what comes.
+                    groups.create_task(self._deliver(next(prompts), slot))
         except BaseExceptionGroup as error:
             await self._buffer.fail(_first(error))
         except Exception as error:

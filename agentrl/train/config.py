@@ -49,7 +49,9 @@ class TrainerConfig:
     prompts_per_step: int = 32
     """Tasks of one step; each is sampled ``rollout.n`` times."""
     total_steps: int = 50
-    """Steps of the run, those before a resume included."""
+    """Steps of the run, those before a resume included. 0 where ``epochs`` decides."""
+    epochs: float | None = None
+    """Passes over the training tasks, in place of ``total_steps``; the last step is a whole one."""
     eval_every: int = 10
     """Steps between evaluations on the validation split; 0 for none in between."""
     save_every: int = 10

@@ -18,6 +18,7 @@ from agentrl.dist.engine import TrainEngine
 from agentrl.errors import TrainingError
 from agentrl.rollout.buffer import RolloutBuffer
 from agentrl.rollout.config import FailureConfig
+from agentrl.rollout.feed import TaskFeed
 from agentrl.rollout.producer import Producer
 from agentrl.telemetry.meter import Meter
 from agentrl.telemetry.metrics import rollout_metrics, staleness_metrics, throughput_metrics
@@ -85,13 +86,15 @@ class Progress:
 
     step: int = 0
     cursor: int = 0
-    """Groups taken from the buffer so far: the index of the next task to be trained."""
+    """Index in the stream of prompts of the next one to be trained."""
     empty_steps: int = 0
     """Steps in a row without a trainable signal."""
     skipped_updates: int = 0
     """Updates in a row with a non-finite gradient."""
     learner: dict[str, Any] = field(default_factory=dict)
     """State of the learner, such as an adaptive KL coefficient."""
+    feed: dict[str, Any] = field(default_factory=dict)
+    """State of the feed of prompts: which tasks, and what the curriculum knows of them."""
 
 
 class Trainer:
@@ -114,6 +117,7 @@ class Trainer:
         learner: Learner,
         weights: Weights,
         placement: Placement,
+        feed: TaskFeed,
         producer: Producer,
         buffer: RolloutBuffer,
         assemble: Callable[[Sequence[TrajectoryGroup]], TrainBatch],
@@ -132,6 +136,7 @@ class Trainer:
         self.learner = learner
         self.weights = weights
         self.placement = placement
+        self.feed = feed
         self.producer = producer
         self.buffer = buffer
         self.assemble = assemble
@@ -183,7 +188,8 @@ class Trainer:
                 max_rejected=self.failure.max_empty_steps * self.config.prompts_per_step,
                 max_refills=self.max_refills,
             )
-        self.progress.cursor += len(groups)
+        self.progress.cursor = groups[-1].index + 1
+        self.feed.observe(groups)
         return groups
 
     def assign_credit(self, batch: TrainBatch, metrics: Metrics) -> TrainBatch:
@@ -250,6 +256,7 @@ class Trainer:
                 refilled=len(groups) - self.config.prompts_per_step,
             ),
             **staleness_metrics(members, self.step),
+            **self.feed.metrics(),
         }
 
     def record(self, groups: Sequence[TrajectoryGroup], batch: TrainBatch) -> None:
@@ -268,6 +275,7 @@ class Trainer:
         every = self.config.save_every
         if last or (every and self.step % every == 0):
             self.progress.learner = self.learner.state_dict()
+            self.progress.feed = self.feed.state_dict()
             started = time.perf_counter()
             self.checkpoints.save(self.step, self.actor.state_dict(), asdict(self.progress))
             self._save_s = time.perf_counter() - started
