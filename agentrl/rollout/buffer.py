@@ -160,7 +160,12 @@ class RolloutBuffer:
 
 def failure_causes(groups: Sequence[TrajectoryGroup]) -> str:
     """Say why trajectories failed: counts by stop reason, and one error in full."""
-    failed = [t for group in groups for t in group.trajectories if t.failed]
+    failed = [
+        trajectory
+        for group in groups
+        for trajectory in (*group.trajectories, group.baseline)
+        if trajectory is not None and trajectory.failed
+    ]
     counts = Counter(str(trajectory.stop_reason) for trajectory in failed)
     if not failed:
         return "no trajectory failed"

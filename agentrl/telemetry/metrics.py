@@ -83,6 +83,7 @@ def group_metrics(
 ) -> dict[str, float]:
     """``group/{zero_advantage_fraction,dropped,refilled}``.
 
+    With greedy baselines also ``group/greedy_failed`` (a count) and ``reward/greedy_mean``.
     A group has zero advantage where all its scored members earned the same, and is dropped where
     none of its members entered the loss. Groups without a scored member are left out of the
     fraction.
@@ -92,6 +93,12 @@ def group_metrics(
     metrics: dict[str, float] = {"group/dropped": dropped, "group/refilled": refilled}
     if flat:
         metrics["group/zero_advantage_fraction"] = sum(flat) / len(flat)
+    baselines = [group.baseline for group in groups if group.baseline is not None]
+    if baselines:
+        scored = [baseline for baseline in baselines if baseline.score is not None]
+        metrics["group/greedy_failed"] = len(baselines) - len(scored)
+        if scored:
+            metrics["reward/greedy_mean"] = sum(b.total_reward for b in scored) / len(scored)
     return metrics
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from agentrl.agent.request import EpisodeRequest
 from agentrl.errors import TrainingError
+from agentrl.rollout.buffer import failure_causes
 from agentrl.rollout.config import FailureConfig, FailurePolicy
 from agentrl.rollout.groups import GroupRunner, Sample, is_trainable
 from agentrl.rollout.tasks import Dispatch
@@ -187,6 +188,7 @@ def test_a_failed_baseline_is_run_again_and_without_one_nothing_trains() -> None
         assert group.baseline is not None and group.baseline.failed
         assert not any(t.failed for t in group.trajectories)
         assert not is_trainable(group, failure)
+        assert "1 trajectories failed: 1 sandbox_error" in failure_causes([group])
 
 
 def test_the_session_of_the_greedy_episode_has_a_name() -> None:

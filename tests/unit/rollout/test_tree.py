@@ -19,6 +19,8 @@ from trees import Guesser, ids_of, sample_group
 
 from agentrl.agent.branch import BranchPoint
 from agentrl.agent.limits import LoopLimits
+from agentrl.algo.config import CreditConfig
+from agentrl.algo.credit import get_estimator
 from agentrl.env.base import Env, Episode
 from agentrl.errors import ConfigError, EnvError
 from agentrl.rollout.config import FailureConfig, FailurePolicy, TreeConfig
@@ -28,6 +30,7 @@ from agentrl.telemetry.metrics import rollout_metrics
 from agentrl.telemetry.trajectory_io import read_trajectories, write_trajectories
 from agentrl.testing import EchoEnv, call_text
 from agentrl.tool.binding import Toolbox
+from agentrl.train.assemble import assemble
 from agentrl.types import (
     Action,
     Score,
@@ -119,6 +122,25 @@ def test_the_whole_episode_is_seen_by_grading_and_its_own_turns_by_credit() -> N
         # Rewards of guess_number are differences of potentials: a found number is worth 1 in all.
         solved = branch.score.success
         assert sum(turn.reward for turn in branch.turns) == pytest.approx(1.0) or not solved
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_credit_sees_whole_returns_and_parents_by_position(seed: int) -> None:
+    group = sample_group(8, TREE, kwargs=PAID, seed=seed)
+    batch = assemble([group], {"guess_number": CreditConfig(advantage="tree")})
+    credit = batch.credit
+    returns = [t.total_reward for t in group.trajectories]
+    assert credit.returns.tolist() == pytest.approx(returns)
+    assert len(set(np.round(returns, 6))) > 1
+    own = [[t for t in member.turns if not t.inherited] for member in group.trajectories]
+    assert credit.turns_per_session.tolist() == [len(turns) for turns in own]
+    assert credit.parent is not None and credit.branch_turn is not None
+    expected = [-1 if t.parent is None else t.parent for t in group.trajectories]
+    assert credit.parent.tolist() == expected
+    assert credit.branch_turn.tolist() == [t.branch_turn for t in group.trajectories]
+    advantages = get_estimator("tree")(credit).advantages
+    assert advantages.shape == (sum(t.num_sampled_tokens for t in group.trajectories),)
+    assert bool(advantages.any())
 
 
 def test_from_one_seed_parent_and_branch_go_on_alike() -> None:

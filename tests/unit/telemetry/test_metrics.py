@@ -116,6 +116,19 @@ def test_zero_advantage_ignores_failed_members_and_groups() -> None:
     assert "group/zero_advantage_fraction" not in group_metrics([])
 
 
+def test_greedy_baselines_are_told_apart_from_the_members() -> None:
+    failed = make_trajectory(seed=9, stop_reason=StopReason.ENV_ERROR)
+    groups = [_group([0.0, 1.0]) for _ in range(3)]
+    plain = rollout_metrics(groups)
+    assert "reward/greedy_mean" not in plain and "group/greedy_failed" not in plain
+    groups[0].baseline, groups[1].baseline = _scored(1.0, seed=7), failed
+    groups[2].baseline = _scored(0.5, seed=8)
+    metrics = rollout_metrics(groups)
+    assert metrics["reward/greedy_mean"] == 0.75
+    assert metrics["group/greedy_failed"] == 1
+    assert {key: metrics[key] for key in plain} == plain
+
+
 def test_every_attempt_of_a_step_has_a_fate() -> None:
     groups = [_group([1.0, 1.0, None]), _group([1.0, 0.0], discarded=2)]
     trained = {member.id for member in groups[1].trajectories}
