@@ -20,10 +20,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import agentrl
-from agentrl.config.names import unknown_key_message
 from agentrl.config.schema import Config
 from agentrl.config.validate import validate
 from agentrl.errors import ConfigError
+from agentrl.kwargs import check_kwargs
 from agentrl.train.config import TINY
 
 
@@ -202,21 +202,15 @@ def _checked(override: Override) -> Override:
 
 def _check_items(key: str, override: Override) -> None:
     """Refuse odd entries of a list of records, with their place, before the library's message."""
-    value = override.value()
-    fields = [item.name for item in dataclasses.fields(_item_classes()[key])]
+    value, record = override.value(), _item_classes()[key]
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        names = [item.name for item in dataclasses.fields(record)]
         raise ConfigError(
             f"{_shortened(override.input_line or key)}: must be a list of entries, "
-            f"{key}=[{{{fields[0]}: ...}}, ...]; an entry takes {', '.join(fields)}"
+            f"{key}=[{{{names[0]}: ...}}, ...]; an entry takes {', '.join(names)}"
         )
     for index, item in enumerate(value):
-        for name in item:
-            if name not in fields:
-                known = [f"{key}[{index}].{field}" for field in fields]
-                raise ConfigError(
-                    f"{unknown_key_message(f'{key}[{index}].{name}', known)}; "
-                    f"an entry takes {', '.join(fields)}"
-                )
+        check_kwargs(record, item, key=f"{key}[{index}]")
 
 
 def _group_file(group: str, choice: object) -> Path:
@@ -226,6 +220,20 @@ def _group_file(group: str, choice: object) -> Path:
         hint = f"did you mean {close[0]}? " if close else ""
         raise ConfigError(f"{group}={choice}: {hint}known: {', '.join(known) or 'none'}")
     return config_dir() / group / f"{choice}.yaml"
+
+
+def unknown_key_message(key: str, known: Sequence[str]) -> str:
+    """Say that ``key`` is unknown, with the nearest known ones."""
+    close = difflib.get_close_matches(key, known, n=3, cutoff=0.6)
+    if not close:  # the section may be right and the leaf wrong, or the other way round
+        leaf = key.rsplit(".", 1)[-1]
+        close = [name for name in known if name.rsplit(".", 1)[-1] == leaf][:3]
+    hint = f"; did you mean {' or '.join(close)}?" if close else ""
+    section = key.split(".")[0]
+    inside = [name for name in known if name.startswith(f"{section}.")]
+    return f"unknown setting {key!r}{hint}" + (
+        "" if close or not inside else f"; {section} has: {', '.join(inside)}"
+    )
 
 
 def _open_kwargs(override: Override) -> str:
