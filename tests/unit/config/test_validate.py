@@ -14,6 +14,12 @@ ENV = "env.id=guess_number"
     ("overrides", "match"),
     [
         (["rollout.n=1"], r"rollout.n=1 .*no baseline.*at least 2"),
+        (
+            ["rollout.tree.rounds=1", "rollout.n=3", "algo.advantage=tree"],
+            r"rollout.n=3 .*every tree and every round needs a branch; raise.*at least 4",
+        ),
+        (["rollout.tree.rounds=1"], r"advantage=grpo: .*independent.*algo.advantage=tree"),
+        (["algo.advantage=tree"], r"needs episodes that branch.*rollout.tree.rounds above 0"),
         (["rollout.temperature=0"], r"rollout.temperature=0.0.*eval.temperature=0"),
         (["rollout.top_p=0.9"], r"rollout.top_p=0.9.*importance ratio.*top_p=1"),
         (["rollout.top_k=50"], r"rollout.top_k=50.*top_k=0"),
