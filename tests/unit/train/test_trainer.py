@@ -15,6 +15,7 @@ from agentrl.batch import Batch
 from agentrl.errors import TrainingError
 from agentrl.rollout.buffer import RolloutBuffer, Verdict
 from agentrl.rollout.config import FailureConfig
+from agentrl.rollout.feed import TaskFeed
 from agentrl.rollout.producer import Producer
 from agentrl.rollout.tasks import Dispatch, TaskStream
 from agentrl.telemetry.meter import Meter
@@ -54,6 +55,7 @@ class Parts:
             env_id="e",
             trajectories=[],
             policy_version=self.version,
+            index=dispatch.index,
         )
 
     # The protocols of Weights, Placement, Checkpoints, Tracker and TrainEngine, as far as used.
@@ -99,6 +101,8 @@ class Parts:
             prompts_per_step=config.prompts_per_step, max_staleness=0, version=progress.step
         )
 
+        feed = TaskFeed(TaskStream(TASKS, seed=0, source="t"), fingerprint="t")
+
         async def evaluate(split: str, dispatch: Dispatch) -> TrajectoryGroup:
             self.events.append(f"evaluate {split} {self.version}")
             return await self.run_group(dispatch)
@@ -113,12 +117,8 @@ class Parts:
             learner=self,
             weights=self,
             placement=self,
-            producer=Producer(
-                TaskStream(TASKS, seed=0, source="t"),
-                buffer,
-                self.run_group,
-                self.judge,
-            ),
+            feed=feed,
+            producer=Producer(feed, buffer, self.run_group, self.judge),
             buffer=buffer,
             assemble=lambda groups: self.batch,
             evaluator=Evaluator(
@@ -191,6 +191,7 @@ def test_a_resumed_run_goes_on_where_it_stood(tmp_path: Path) -> None:
                 "empty_steps": 0,
                 "skipped_updates": 0,
                 "learner": {"kl": 1.0},
+                "feed": {"tasks": "t", "epoch": 0, "curriculum": None},
             },
         )
     ]
