@@ -106,11 +106,15 @@ class RewardFunction:
         elif "ground_truth" in data:
             given["ground_truth"] = data["ground_truth"]
         else:
-            raise self._lacks(task, "'reward_model': {'ground_truth': ...}", "the right answer")
+            raise self._lacks(
+                task,
+                "'reward_model': {'ground_truth': ...}",
+                "map a column of the data to reward_model.ground_truth",
+            )
         if "data_source" in data:
             given["data_source"] = data["data_source"]
         elif "data_source" not in self._kwargs:
-            raise self._lacks(task, "'data_source'", "kwargs.data_source, one for all tasks")
+            raise self._lacks(task, "'data_source'", "set kwargs.data_source, one for all tasks")
         if self._takes_extra_info:
             given["extra_info"] = data.get("extra_info")
         return given
@@ -119,7 +123,7 @@ class RewardFunction:
         return RewardError(
             f"{self.name} takes (data_source, solution_str, ground_truth), but the data of task "
             f"{task.id!r} have no {what}, only: {', '.join(map(repr, task.data)) or 'nothing'}; "
-            f"give {fix}, or write the function as fn(episode)"
+            f"{fix}, or write the function as fn(episode)"
         )
 
     def _check_kwargs(self, key: str) -> None:

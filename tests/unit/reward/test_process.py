@@ -1,0 +1,126 @@
+"""Functions of files run in processes: a hang that holds the interpreter lock ends with them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from agentrl.env.process import ProcessWorker
+from agentrl.errors import RewardError, RewardTimeout
+from agentrl.reward.part import Part
+from agentrl.reward.process import ProcessFunction
+from agentrl.reward.rubric import ComposedRubric
+
+SOURCE = """
+import os, re, sys
+
+def grade(data_source, solution_str, ground_truth, extra_info=None, bonus=0.0):
+    if solution_str == "hang":
+        re.match(r"(a+)+$", "a" * 64 + "b")  # backtracks for ever with the interpreter locked
+    if solution_str == "die":
+        os._exit(3)
+    if solution_str == "raise":
+        raise ValueError("cannot read this")
+    if solution_str == "odd":
+        return "1.0"
+    print("graded")
+    return {"score": float(solution_str == ground_truth) + bonus, "pid": os.getpid()}
+"""
+DATA = {"data_source": "s", "ground_truth": "yes"}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    (tmp_path / "r.py").write_text(SOURCE)
+    return f"{tmp_path}/r.py:grade"
+
+
+def part(path: str, timeout_s: float = 60.0, processes: int = 1) -> Part:
+    grader = ProcessFunction(path, part="p", kwargs={"bonus": 0.25}, processes=processes)
+    return Part("p", grader, timeout_s=timeout_s)
+
+
+def test_a_function_grades_in_a_child(path: str, make_episode):
+    import os
+
+    async def main():
+        rubric = ComposedRubric(part(path))
+        await rubric.open()
+        try:
+            return [await rubric.score(make_episode(said, data=DATA)) for said in ("yes", "no")]
+        finally:
+            await rubric.close()
+
+    right, wrong = asyncio.run(asyncio.wait_for(main(), 120))
+    assert (right.reward, right.success) == (1.25, True)
+    assert wrong.reward == 0.25
+    assert right.parts["p/pid"] == wrong.parts["p/pid"] != os.getpid()
+
+
+def test_what_fails_costs_its_own_episode_and_names_the_part(path: str, make_episode):
+    async def main() -> list[str]:
+        tested = part(path, timeout_s=3.0)
+        said = []
+        await tested.open()
+        try:
+            for text, kind in (
+                ("raise", RewardError), ("odd", RewardError), ("die", RewardError),
+                ("hang", RewardTimeout),
+            ):  # fmt: skip
+                with pytest.raises(kind) as caught:
+                    await tested.grade(make_episode(text, data=DATA))
+                said.append(str(caught.value))
+                assert (await tested.grade(make_episode("yes", data=DATA))).value == 1.25
+        finally:
+            await tested.close()
+        return said
+
+    raised, odd, died, hung = asyncio.run(asyncio.wait_for(main(), 240))
+    assert "reward part 'p'" in raised and "ValueError: cannot read this" in raised
+    assert "reward part 'p': the reward must be a float, got '1.0'" in odd
+    assert "exit code 3" in died and "reward part 'p'" in died
+    assert "did not return within 3 s" in hung
+
+
+def test_a_cancelled_grading_leaves_no_child_behind(path: str, make_episode):
+    async def main() -> None:
+        tested = part(path)
+        grader = tested.grader
+        assert isinstance(grader, ProcessFunction)
+        await tested.open()
+        worker = grader._idle[0].worker
+        assert isinstance(worker, ProcessWorker)
+        grading = asyncio.create_task(tested.grade(make_episode("hang", data=DATA)))
+        while not grader._busy:
+            await asyncio.sleep(0.01)
+        grading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await grading
+        assert worker._process.poll() is not None
+        assert (await tested.grade(make_episode("yes", data=DATA))).value == 1.25
+        await tested.close()
+
+    asyncio.run(asyncio.wait_for(main(), 120))
+
+
+def test_episodes_beyond_the_number_of_processes_wait(path: str, make_episode):
+    async def main() -> set[float]:
+        tested = part(path, processes=2)
+        await tested.open()
+        episodes = [make_episode("yes", data=DATA) for _ in range(8)]
+        grades = await asyncio.gather(*(tested.grade(episode) for episode in episodes))
+        await tested.close()
+        return {grade.entries["p/pid"] for grade in grades}
+
+    assert 1 <= len(asyncio.run(asyncio.wait_for(main(), 120))) <= 2
+
+
+def test_what_a_child_cannot_import_is_known_when_it_is_opened(tmp_path: Path):
+    async def main() -> None:
+        with pytest.raises(Exception, match="reward part 'p'.*no_such_module"):
+            await part(f"{tmp_path}/broken.py:f").open()
+
+    (tmp_path / "broken.py").write_text("import no_such_module\ndef f(episode): return 1.0\n")
+    asyncio.run(asyncio.wait_for(main(), 120))
