@@ -290,7 +290,5 @@ class Trainer:
 
 
 def all_trajectories(groups: Sequence[TrajectoryGroup]) -> list[Trajectory]:
-    """Members and discarded attempts of every group, in order."""
-    return [
-        trajectory for group in groups for trajectory in (*group.trajectories, *group.discarded)
-    ]
+    """Everything that was played for every group, in order."""
+    return [trajectory for group in groups for trajectory in group.recorded]
