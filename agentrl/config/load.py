@@ -120,12 +120,15 @@ def _names_pretrained(overrides: Sequence[Override]) -> bool:
 
 
 def _itemised(overrides: Sequence[str]) -> Iterator[str]:
-    """Turn ``env.kwargs={a: 1}`` into ``env.kwargs.a=1``: one form for the rest."""
+    """Turn ``env.kwargs={a: 1}`` into ``env.kwargs.a=1``, sections too: one form for the rest."""
     for item in overrides:
         key, _, text = item.partition("=")
-        value = _yaml_value(item, text) if key.lstrip("+") in _free_keys() else None
+        is_section = key in _sections() and text.lstrip().startswith("{")
+        is_free = key.lstrip("+") in _free_keys()
+        value = _yaml_value(item, text) if is_section or is_free else None
         if isinstance(value, dict):
-            yield from (f"{key}.{name}={json.dumps(inner)}" for name, inner in value.items())
+            inner = (f"{key}.{name}={json.dumps(item)}" for name, item in value.items())
+            yield from _itemised(list(inner))
         else:
             yield item
 
@@ -301,6 +304,13 @@ def _explain(error: Exception) -> str:
 @cache
 def _known_keys() -> tuple[str, ...]:
     return tuple(_walk(Config))
+
+
+@cache
+def _sections() -> frozenset[str]:
+    """Keys of the schema with further ones below them: ``data.columns``."""
+    parts = (key.split(".") for key in _known_keys() + _free_keys())
+    return frozenset(".".join(names[:end]) for names in parts for end in range(1, len(names)))
 
 
 @cache

@@ -27,6 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "tool": BASE | {"sandbox"},
     "env": BASE | {"sandbox", "tool"},
     "model": BASE,
+    "data": BASE,
     "agent": BASE | {"env", "tool", "sandbox"},
     "reward": BASE | {"agent", "env", "tool", "sandbox"},
     "rollout": BASE | {"agent", "model", "env", "tool", "sandbox", "reward"},
@@ -35,9 +36,11 @@ ALLOWED: dict[str, set[str]] = {
     "telemetry": BASE | {"batch"},
     "testing": BASE | {"env", "tool", "sandbox", "agent", "rollout", "model", "telemetry", "batch"},
     "train": BASE
-    | {"env", "tool", "sandbox", "agent", "rollout", "model", "algo", "batch", "dist", "telemetry"},
+    | {"env", "tool", "sandbox", "agent", "rollout", "model", "algo", "batch", "dist", "telemetry"}
+    | {"data"},
     "config": BASE
-    | {"env", "tool", "sandbox", "reward", "rollout", "algo", "dist", "train", "telemetry"},
+    | {"env", "tool", "sandbox", "reward", "rollout", "algo", "dist", "train", "telemetry"}
+    | {"data"},
 }
 # Packs see the protocols, never the machinery that runs them.
 PACK_ALLOWED = BASE | {"env", "tool", "sandbox"}

@@ -1,0 +1,160 @@
+"""Where the tasks of a run come from, how long it is, and what is told of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.agent.renderer import Renderer
+from agentrl.data.config import ColumnsConfig, CurriculumConfig, DataConfig
+from agentrl.env.base import Env
+from agentrl.env.config import EnvConfig
+from agentrl.env.entries import EnvEntry
+from agentrl.errors import ConfigError, DataError, EnvError, RegistryError
+from agentrl.testing import make_tokenizer
+from agentrl.tool.binding import Toolbox
+from agentrl.train.config import TrainerConfig
+from agentrl.train.environments import Environment
+from agentrl.train.tasks import (
+    bound_lengths,
+    describe,
+    load_tasks,
+    open_curriculum,
+    open_feed,
+    prompt_counter,
+    tasks_of,
+    total_steps,
+)
+from agentrl.types import Task
+
+
+class Bare(Env):
+    """Has no tasks."""
+
+
+class Own(Env):
+    """Has tasks of its own."""
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        return [Task(id=f"{split}-{i}", data={"own": f"{split}-{i}"}) for i in range(3)]
+
+
+def environment(env: Env) -> Environment:
+    return Environment(
+        entry=EnvEntry(name="e", config=EnvConfig(id="e")), env=env, toolbox=Toolbox([])
+    )
+
+
+def write(path: Path, prompts: Sequence[str], **more: Any) -> str:
+    rows = [{"prompt": prompt, "answer": "a", **more} for prompt in prompts]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+def test_a_file_replaces_the_environments_tasks_of_its_split(tmp_path: Path) -> None:
+    data = DataConfig(train=write(tmp_path / "a.jsonl", ["p", "q"]))
+    tasks = load_tasks([environment(Own())], data)
+    assert [task.data["prompt"] for task in tasks["train"]["e"]] == ["p", "q"]
+    assert [task.id for task in tasks["val"]["e"]] == ["val-0", "val-1", "val-2"]
+    assert describe(tasks, data, {"train": 4}) == (
+        f"tasks: 2 train ({data.train}; 4 prompts too long), 3 val (of the environment), "
+        "3 test (of the environment)"
+    )
+
+
+def test_an_environment_without_tasks_lives_on_files(tmp_path: Path) -> None:
+    data = DataConfig(
+        train=write(tmp_path / "a.jsonl", ["p"]), test=write(tmp_path / "b.jsonl", ["x"])
+    )
+    tasks = load_tasks([environment(Bare())], data)
+    assert [len(tasks[split]["e"]) for split in ("train", "val", "test")] == [1, 0, 1]
+    with pytest.raises(EnvError, match="Bare has no tasks: .* give data.train=FILE"):
+        load_tasks([environment(Bare())], DataConfig())
+    with pytest.raises(EnvError, match="data.train=FILE"):
+        tasks_of(environment(Bare()), DataConfig(test=data.test), "train")
+
+
+def test_evaluation_on_training_tasks_is_refused_by_content(tmp_path: Path) -> None:
+    def verl(split: str) -> dict[str, Any]:
+        return {"extra_info": {"split": split, "index": 0}}
+
+    train = write(tmp_path / "a.jsonl", ["p"], **verl("train"))
+    same = write(tmp_path / "b.jsonl", ["p"], **verl("test"))
+    other = write(tmp_path / "c.jsonl", ["q"], **verl("test"))
+    with pytest.raises(DataError, match="1 tasks of split 'test' are in the train split too"):
+        load_tasks([environment(Bare())], DataConfig(train=train, test=same))
+    load_tasks([environment(Bare())], DataConfig(train=train, test=other))
+
+
+def test_large_files_are_compared_by_content_too(tmp_path: Path) -> None:
+    def numbered(path: Path, prompts: Sequence[str]) -> str:
+        rows = [
+            {"prompt": p, "answer": "a", "nr": f"{path.stem}{i}"} for i, p in enumerate(prompts)
+        ]
+        path.write_text("\n".join(map(json.dumps, rows)))
+        return str(path)
+
+    data = DataConfig(
+        train=numbered(tmp_path / "a.jsonl", [f"p{i}" for i in range(3000)]),
+        val=numbered(tmp_path / "b.jsonl", [f"q{i}" for i in range(50)] + ["p1234"]),
+        columns=ColumnsConfig(id="nr"),
+    )
+    with pytest.raises(DataError, match=r"1 tasks of split 'val' .*'b50'"):
+        load_tasks([environment(Bare())], data)
+
+
+def test_the_length_of_a_prompt_is_that_of_its_rendering(tmp_path: Path) -> None:
+    renderer = Renderer(make_tokenizer())
+    words = ["x", "x x x x", "x x x x x x x x x x x x"]
+    count = prompt_counter(renderer, Toolbox([]))
+    lengths = [count([{"role": "user", "content": text}]) for text in words]
+    assert lengths == sorted(set(lengths))
+    source = write(tmp_path / "a.jsonl", words)
+    data = DataConfig(train=source, max_prompt_tokens=lengths[1])
+    tasks = load_tasks([environment(Own())], data)
+    assert bound_lengths(tasks, [environment(Own())], data, renderer) == {"train": 1}
+    assert [task.data["prompt"] for task in tasks["train"]["e"]] == words[:2]
+    assert len(tasks["val"]["e"]) == 3, "the environment's own tasks have prompts of its own"
+    data.max_prompt_tokens = None
+    assert bound_lengths(tasks, [environment(Own())], data, renderer) == {}
+
+
+@pytest.mark.parametrize(
+    ("epochs", "num_tasks", "steps"),
+    [(1, 100, 4), (1, 96, 3), (2, 96, 6), (0.5, 96, 2), (0.1, 30, 1), (3, 32, 3), (0.3, 320, 3)],
+)
+def test_epochs_are_dealt_out_in_whole_steps(epochs: float, num_tasks: int, steps: int) -> None:
+    trainer = TrainerConfig(epochs=epochs, total_steps=0, prompts_per_step=32)
+    assert total_steps(trainer, num_tasks) == steps
+    assert total_steps(TrainerConfig(total_steps=7), num_tasks) == 7
+
+
+def test_the_feed_tells_what_was_dropped_and_knows_its_tasks() -> None:
+    envs = [environment(Own())]
+    tasks = load_tasks(envs, DataConfig())
+    feed = open_feed(tasks, envs, CurriculumConfig(), seed=0, dropped={"train": 2})
+    assert feed.metrics() == {"data/dropped_long": 2, "data/epoch": 0}
+    first = [dispatch.task.id for dispatch in islice(feed.starting_at(0), 3)]
+    assert sorted(first) == ["train-0", "train-1", "train-2"]
+    again = open_feed(tasks, envs, CurriculumConfig(), seed=0, dropped={})
+    assert again.state_dict() == feed.state_dict()
+    tasks["train"]["e"] = tasks["train"]["e"][::-1]
+    other = open_feed(tasks, envs, CurriculumConfig(), seed=0, dropped={})
+    assert other.state_dict() != feed.state_dict()
+
+
+def test_a_curriculum_is_made_by_name_and_checked() -> None:
+    assert open_curriculum(CurriculumConfig()) is None
+    made = open_curriculum(CurriculumConfig(id="success_band", kwargs={"low": 0.2}))
+    assert type(made).__name__ == "SuccessBand"
+    with pytest.raises(ConfigError, match=r"data.curriculum.kwargs.lo: .*did you mean 'low'"):
+        open_curriculum(CurriculumConfig(id="success_band", kwargs={"lo": 0.2}))
+    with pytest.raises(RegistryError, match="unknown curriculum"):
+        open_curriculum(CurriculumConfig(id="band"))
+    with pytest.raises(ConfigError, match="makes a dict without accept, state_dict, load"):
+        open_curriculum(CurriculumConfig(id="builtins:dict"))
