@@ -88,7 +88,7 @@ def group_metrics(
     none of its members entered the loss. Groups without a scored member are left out of the
     fraction.
     """
-    flat = [is_flat(group) for group in groups if _scored(group)]
+    flat = [known for group in groups if (known := is_flat(group)) is not None]
     dropped = sum(not any(_is_trained(m, trained_ids) for m in _scored(group)) for group in groups)
     metrics: dict[str, float] = {"group/dropped": dropped, "group/refilled": refilled}
     if flat:
