@@ -20,8 +20,10 @@ from agentrl import Task, Trajectory
 from agentrl.agent.loop import AgentLoop, EpisodeRequest, LoopLimits
 from agentrl.agent.renderer import Renderer
 from agentrl.algo.aggregate import denominators, token_weights
-from agentrl.algo.credit import broadcast, grpo
-from agentrl.algo.loss import Clip, PolicyLoss
+from agentrl.algo.credit import CreditBatch
+from agentrl.algo.group_baselines import grpo
+from agentrl.algo.loss import PolicyLoss
+from agentrl.algo.policy_losses import Vanilla
 from agentrl.batch import Batch
 from agentrl.dist.config import OptimizerConfig
 from agentrl.dist.engines.fsdp import FSDPEngine
@@ -94,22 +96,35 @@ async def main(num_steps: int, num_prompts: int, num_samples: int, warm_steps: i
             )
         )
         # Advantage: how much better than the rest of its group an episode did.
-        rewards = torch.tensor([episode.total_reward for episode in episodes])
-        groups = torch.arange(num_prompts).repeat_interleave(num_samples)
-        advantages = grpo(rewards, groups, normalize_std=True)
-        batch = pack(episodes, advantages)
+        earned = rewards_of(episodes, num_samples)
+        batch = pack(episodes, grpo(earned).advantages.float())
         # One clipped policy-gradient step on the tokens that the model sampled.
-        loss = PolicyLoss(num_tokens=int(batch.tokens["loss_mask"].sum()), clip=Clip(high=0.28))
+        num_tokens = int(batch.tokens["loss_mask"].sum())
+        loss = PolicyLoss(token_loss=Vanilla(clip_high=0.28), num_tokens=num_tokens)
         trainer.train_mini_batch(batch, loss, tokens_per_micro_batch=4096)
         await sync.publish(trainer, sampler, version=step + 1)
-        print(f"step {step + 1}: reward {float(rewards.mean()):.3f}")
+        print(f"step {step + 1}: reward {float(earned.returns.mean()):.3f}")
     print(f"after: {await success_on(list(test_tasks)):.3f} of the test tasks")
     await hosts.close()
     await sampler.close()
 
 
+def rewards_of(episodes: list[Trajectory], num_samples: int) -> CreditBatch:
+    """What each episode earned, where, and which episodes answer the same prompt."""
+    turns = [turn for episode in episodes for turn in episode.turns]
+    scores = [episode.score.reward if episode.score else 0.0 for episode in episodes]
+    return CreditBatch(
+        group=torch.arange(len(episodes)) // num_samples,
+        turns_per_session=torch.tensor([len(episode.turns) for episode in episodes]),
+        tokens_per_turn=torch.tensor([turn.end - turn.start for turn in turns]),
+        outcome_rewards=torch.tensor(scores, dtype=torch.float64),
+        turn_rewards=torch.tensor([turn.reward for turn in turns], dtype=torch.float64),
+        truncated=torch.tensor([episode.turns[-1].truncated for episode in episodes]),
+    )
+
+
 def pack(episodes: list[Trajectory], advantages: torch.Tensor) -> Batch:
-    """Put all episodes into one ragged batch; every sampled token gets its episode's advantage."""
+    """Put all episodes into one ragged batch, with an advantage at every sampled token."""
     segments = [episode.segments[0] for episode in episodes]
     fields = ("ids", "loss_mask", "logprobs")
     batch = Batch.from_rows(
@@ -118,8 +133,8 @@ def pack(episodes: list[Trajectory], advantages: torch.Tensor) -> Batch:
     mask, session = batch.tokens["loss_mask"], batch.row_of_token
     totals = denominators(mask, session)
     batch.tokens["old_logprobs"] = batch.tokens["logprobs"]
-    batch.tokens["advantages"] = broadcast(advantages, session, mask)
-    batch.tokens["loss_weights"] = token_weights(mask, session, "token-mean", totals)
+    batch.tokens["advantages"] = torch.zeros(len(mask)).masked_scatter(mask, advantages)
+    batch.tokens["loss_weights"] = token_weights(mask, session, None, "token-mean", totals)
     return batch
 
 
