@@ -19,13 +19,7 @@ from agentrl.agent.sampling import sample_turn, scripted_turn
 from agentrl.agent.timing import Timed
 from agentrl.env.base import Episode, Observation, ScriptedPolicy
 from agentrl.env.hosted import Hosted
-from agentrl.errors import (
-    AgentRLError,
-    EnvError,
-    RenderError,
-    RewardError,
-    SandboxError,
-)
+from agentrl.errors import AgentRLError, EnvError, RenderError, RewardError, SandboxError
 from agentrl.seeding import derive_seed
 from agentrl.tool.base import ToolContext
 from agentrl.tool.executor import ToolExecutor
