@@ -70,6 +70,7 @@ RESULTS = st.builds(
     status=st.sampled_from(ToolStatus),
     duration_s=st.floats(0, 1e3),
     truncated_tokens=st.integers(0, 9),
+    reward=st.floats(),
 )
 TURNS = st.builds(
     Turn,
