@@ -34,7 +34,8 @@ ALLOWED: dict[str, set[str]] = {
     "algo": BASE | {"batch"},
     "dist": BASE | {"algo", "batch", "rollout", "model"},
     "telemetry": BASE | {"batch"},
-    "testing": BASE | {"env", "tool", "sandbox", "agent", "rollout", "model", "telemetry", "batch"},
+    "testing": BASE
+    | {"env", "tool", "sandbox", "agent", "rollout", "model", "telemetry", "batch", "algo"},
     "train": BASE
     | {"env", "tool", "sandbox", "agent", "rollout", "model", "algo", "batch", "dist", "telemetry"}
     | {"data"},
