@@ -83,18 +83,19 @@ def gigpo(
 
     ``(R - mean) / F`` over the group, plus ``step_weight * (Q - mean) / F`` over the turns of the
     group that start from the same state, ``Q[k] = r[k] + gamma * Q[k + 1]``. Means and deviations
-    of episodes count every session once, not once per turn. A state seen once, and a turn without
-    an anchor, have no step advantage.
+    of episodes count every session once, not once per turn. A state seen once, a turn without an
+    anchor, and a session alone in its group have no step advantage.
 
     Args:
         normalize_std: F is the standard deviation, plus 1e-6; else 1.
     """
     returns = batch.returns
-    episode = _scaled(returns, group_statistics(returns, batch.group), normalize_std)
+    stats = group_statistics(returns, batch.group)
+    episode = _scaled(returns, stats, normalize_std)
     to_go = ragged.discounted_to_go(turn_payments(batch), batch.turns_per_session, gamma)
     anchors = batch.require("anchors")
-    known = anchors >= 0
-    group = batch.group.unique(return_inverse=True)[1][batch.session_of_turn[known]]
+    known = (anchors >= 0) & (stats.size > 1)[batch.session_of_turn]
+    group = stats.index[batch.session_of_turn[known]]
     states = anchors[known].unique(return_inverse=True)[1]
     num_states = int(states.max()) + 1 if len(states) else 0
     step = torch.zeros_like(to_go)
