@@ -94,7 +94,7 @@ def write(rows: Sequence[dict[str, Any]], out: Path, split: str, *, parquet: boo
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Convert one file."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description="Turn a file of GSM8K into tasks.")
     parser.add_argument("file", type=Path, help="train.jsonl or test.jsonl of GSM8K")
     parser.add_argument("--split", required=True, choices=["train", "val", "test"])
     parser.add_argument("--out", type=Path, required=True, help="a folder")

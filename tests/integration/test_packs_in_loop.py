@@ -75,6 +75,7 @@ async def play(env_id: str, demos: list[Demonstration], *, sandboxed: bool) -> l
     [
         ("guess_number", False),
         ("calculator", False),
+        ("qa", False),
         ("code_sandbox", True),
         (f"{EXAMPLE}:HideAndSeek", False),
     ],

@@ -128,7 +128,7 @@ def test_a_resumed_run_with_a_curriculum_equals_the_unbroken_one(
     agentrl(cache, "train", "--resume", str(halves), "trainer.total_steps=6")
     assert played(halves) == played(whole)
     skipped = [
-        [line.get("curriculum/skipped") for line in metrics_of(run)[1:]] for run in (whole, halves)
+        [line["curriculum/skipped"] for line in metrics_of(run)[1:]] for run in (whole, halves)
     ]
     assert skipped[0] == skipped[1]
     assert sum(skipped[0]) > 0, "nothing was skipped: nothing was tested"

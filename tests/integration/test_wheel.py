@@ -84,7 +84,7 @@ def test_an_installed_wheel_lists_environments_and_trains(wheel: Path, tmp_path:
     )
     assert str(venv) in where.stdout
     listed = json.loads(agentrl("envs", "list", "--json"))
-    assert {"code_sandbox", "guess_number", "calculator"} <= {item["id"] for item in listed}
+    assert {"code_sandbox", "guess_number", "calculator", "qa"} <= {item["id"] for item in listed}
     agentrl(
         "train",
         "--env",

@@ -31,8 +31,8 @@ ROWS = [
 
 @pytest.fixture(autouse=True)
 def _private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     datasets.disable_progress_bars()
 
 
@@ -42,7 +42,9 @@ def write(path: Path, rows: list[dict[str, Any]]) -> str:
 
 
 def ids(source: str, split: str = "train") -> list[str]:
-    return [task.id for task in read_tasks(DataConfig(**{split: source}), split)]
+    config = DataConfig()
+    setattr(config, split, source)
+    return [task.id for task in read_tasks(config, split)]
 
 
 EXPECTED = [f"mine/train/{index}" for index in range(5)]

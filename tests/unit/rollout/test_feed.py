@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Mapping
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -237,3 +238,19 @@ def test_other_tasks_than_those_of_the_run_are_refused() -> None:
         feed.load_state_dict(state)
     feed.load_state_dict(state, check_tasks=False)
     feed.load_state_dict({})
+
+
+def test_the_curriculum_of_the_page_keeps_the_protocol() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "data.md").read_text()
+    (code,) = (b.split("```")[0] for b in page.split("```python\n")[1:] if "class Mine" in b)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    curriculum = names["Mine"](floor=0.5)
+    feed = TaskFeed(stream(), curriculum=curriculum)
+    first = list(islice(feed.starting_at(0), len(TASKS)))
+    feed.observe([finished(dispatch, dispatch.task.data["n"] % 2) for dispatch in first])
+    second = list(islice(feed.starting_at(len(TASKS)), len(TASKS) // 2))
+    assert all(dispatch.task.data["n"] % 2 for dispatch in second)
+    again = TaskFeed(stream(), curriculum=names["Mine"](floor=0.5))
+    again.load_state_dict(json.loads(json.dumps(feed.state_dict())))
+    assert list(islice(again.starting_at(len(TASKS)), len(second))) == second
