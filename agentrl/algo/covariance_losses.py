@@ -127,7 +127,8 @@ class KLCov:
         log_ratio, selected = inputs.log_ratio, inputs.extra[SELECTED]
         ratio = log_ratio.exp()
         penalty = torch.where(selected, self.kl_coef * log_ratio.abs(), 0.0)
-        return TokenLoss(-inputs.advantages * ratio + penalty, ratio.detach(), selected)
+        loss = -inputs.advantages * ratio + penalty
+        return TokenLoss(loss, ratio.detach(), torch.zeros_like(selected))
 
 
 def _covariance(logprobs: Tensor, advantages: Tensor) -> Tensor:

@@ -95,12 +95,13 @@ def test_clip_cov_takes_the_chosen_tokens_out_and_leaves_the_others_to_the_clip(
     new.requires_grad_()
     got = _apply(ClipCov(), new, old, advantages, chosen)
     got.sum().backward()
+    values = got.tolist()
     assert new.grad is not None and not new.grad[chosen].any() and bool(new.grad[~chosen].any())
     ratios = (new.detach() - old).exp().tolist()
     for index in range(50):
         r, a = ratios[index], float(advantages[index])
         plain = 0.0 if chosen[index] else max(-a * r, -a * min(max(r, 0.8), 1.28))
-        assert float(got[index]) == pytest.approx(plain, abs=1e-5)
+        assert values[index] == pytest.approx(plain, abs=1e-5)
 
 
 def test_kl_cov_penalises_the_chosen_tokens_and_clips_none() -> None:

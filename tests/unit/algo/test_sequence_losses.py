@@ -114,6 +114,13 @@ def test_the_value_of_geo_mean_is_the_mean_advantage_times_the_ratio_of_the_row(
     assert float(_mean_of_rows(out.loss)) == pytest.approx(want, rel=1e-5)
 
 
+def test_a_token_without_advantage_counts_in_the_geometric_mean_as_unchanged() -> None:
+    # Log ratios of row 0: 0.3, -0.1 (no advantage: 0), 0.1
+    out = GeoMean()(_inputs(torch.tensor(NEW), [2.0, 0.0, 2.0, -1.0, -1.0]))
+    row_ratio = math.exp(0.4 / 3)
+    assert out.loss[:3].tolist() == pytest.approx([-2 * row_ratio, 0.0, -2 * row_ratio], rel=1e-5)
+
+
 def test_a_row_far_beyond_the_old_policy_has_no_gradient_and_stays_finite() -> None:
     new = torch.zeros(5, requires_grad=True)
     inputs = LossInput(
