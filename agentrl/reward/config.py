@@ -25,7 +25,7 @@ class RewardPartConfig:
     """``env`` (what the environment's own rubric says), ``function``, ``format``, ``overlong``,
     ``judge``, ``hf_classifier``, another registered id, or an import path of a grader."""
     name: str = ""
-    """Unique; names the part in metrics and in ``algo.credit.reward_weights``. Empty: the id."""
+    """Unique; names the part in metrics and in ``algo.reward_weights``. Empty: the id."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Arguments of the part, checked against its signature."""
     weight: float = 1.0

@@ -27,7 +27,7 @@ class ToolReply:
     content: Any
     """What the model is shown: text, a number, or JSON values."""
     reward: float = 0.0
-    """Finite. Weighed by ``algo.credit.reward_weights.tool``; the model does not see it."""
+    """Finite. Weighed by ``algo.reward_weights.tool``; the model does not see it."""
 
 
 @runtime_checkable
