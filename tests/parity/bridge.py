@@ -7,6 +7,7 @@ arbitrary numbers, which neither side may let through.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -97,8 +98,9 @@ class Ragged:
         return torch.where(self.lone[:, None], 0.0, self.rewards)
 
 
+@functools.cache
 def ragged(seed: int, *, lone: bool = True, empty: bool = True, penalties: bool = True) -> Ragged:
-    """Draw a step of 2 to 6 groups.
+    """Draw a step of 2 to 6 groups; the same object for the same arguments.
 
     Args:
         seed: of everything that is drawn.
