@@ -1,6 +1,7 @@
 """CPU time of credit: every estimator on one batch of a million sampled tokens, on one core.
 
-Columns, per estimator, milliseconds, median of the repeats:
+Columns, per estimator: milliseconds of CPU time of the one thread (other processes may share the
+machine), median of the repeats; with ``--wall``, of wall-clock time:
 
 * ``ours``: the estimator, from a fresh batch (nothing derived is kept from an earlier call).
 * ``verl``: verl's function of the same name on the same rewards, padded to [B, T] beforehand, in
@@ -21,7 +22,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 os.environ.setdefault("VERL_FORCE_DEVICE", "cpu")
@@ -77,29 +78,35 @@ def make_batch(num_tokens: int, num_sequences: int, seed: int) -> CreditBatch:
     )
 
 
-def median_ms(call: Callable[[], Any], repeats: int) -> float:
-    """Median wall-clock time of a call, milliseconds."""
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return 1e3 * statistics.median(times)
+@dataclass(slots=True, frozen=True)
+class Stopwatch:
+    """Median time of a call."""
+
+    clock: Callable[[], float]
+
+    def median_ms(self, call: Callable[[], Any], repeats: int) -> float:
+        """Call ``repeats`` times; milliseconds."""
+        times = []
+        for _ in range(repeats):
+            start = self.clock()
+            call()
+            times.append(self.clock() - start)
+        return 1e3 * statistics.median(times)
 
 
-def limit_ms(batch: CreditBatch, needs: frozenset[str], credit: Credit, repeats: int) -> float:
-    """Time of copying what is read and what is written once."""
+def copies(batch: CreditBatch, needs: frozenset[str], credit: Credit) -> Callable[[], Any]:
+    """Copy what is read and what is written, once."""
     read = [getattr(batch, field) for need in needs for field in TOKEN_FIELDS.get(need, ())]
     written = [t for t in (credit.advantages, credit.value_targets) if t is not None]
     pairs = [(tensor, torch.empty_like(tensor)) for tensor in (*read, *written)]
-    return median_ms(lambda: [target.copy_(source) for source, target in pairs], repeats)
+    return lambda: [target.copy_(source) for source, target in pairs]
 
 
 def verl_calls(batch: CreditBatch) -> dict[str, Callable[[], Any]]:
     """Name -> verl's function on the padded batch; empty where verl is not installed."""
     try:
-        from verl.trainer.config import AlgoConfig
-        from verl.trainer.ppo import core_algos
+        from verl.trainer.config import AlgoConfig  # pyright: ignore[reportMissingImports]
+        from verl.trainer.ppo import core_algos  # pyright: ignore[reportMissingImports]
     except ImportError:
         return {}
     lengths = batch.tokens_per_session
@@ -154,19 +161,23 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--verl-repeats", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--wall", action="store_true", help="wall-clock time, not CPU time")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     batch = make_batch(options.tokens, options.sequences, options.seed)
     theirs = verl_calls(batch)
+    watch = Stopwatch(time.perf_counter if options.wall else time.thread_time)
     rows: dict[str, dict[str, float | None]] = {}
     for name in ESTIMATORS.names():
         function = get_estimator(name)
         credit = function(batch)
         rows[name] = {
-            "ours_ms": median_ms(lambda f=function: f(replace(batch)), options.repeats),
-            "verl_ms": median_ms(theirs[name], options.verl_repeats) if name in theirs else None,
-            "limit_ms": limit_ms(batch, function.needs, credit, options.repeats),
+            "ours_ms": watch.median_ms(lambda f=function: f(replace(batch)), options.repeats),
+            "verl_ms": watch.median_ms(theirs[name], options.verl_repeats)
+            if name in theirs
+            else None,
+            "limit_ms": watch.median_ms(copies(batch, function.needs, credit), options.repeats),
         }
     if options.json:
         print(json.dumps(rows, indent=2))

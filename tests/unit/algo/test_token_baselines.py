@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -35,16 +36,14 @@ def test_remax_takes_the_greedy_return_from_the_reward_to_go() -> None:
     assert remax(batch).advantages.tolist() == [0.75, 0.25, -0.25]
 
 
-def energetic(
-    tokens: list[int], outcome: float, energy: list[float], **more: object
-) -> SessionCredit:
+def energetic(tokens: list[int], outcome: float, energy: list[float], **more: Any) -> SessionCredit:
     """A session whose tokens have the energies ``1 - 2 pi + sum pi**2``, with pi = 1/2."""
     return SessionCredit(
         tokens=tokens,
         outcome=outcome,
         old_logprobs=[math.log(0.5)] * len(energy),
         sum_pi_squared=energy,
-        **more,  # pyright: ignore[reportArgumentType]
+        **more,
     )
 
 
@@ -75,7 +74,7 @@ def test_positions_that_one_member_alone_reached_have_no_baseline() -> None:
 
 
 def test_a_policy_sure_of_itself_gets_the_plain_mean() -> None:
-    sure = {"old_logprobs": [0.0], "sum_pi_squared": [1.0]}
+    sure: dict[str, Any] = {"old_logprobs": [0.0], "sum_pi_squared": [1.0]}
     batch = make_credit(SessionCredit(outcome=1.0, **sure), SessionCredit(**sure))
     assert optimal_token_baseline(batch).advantages.tolist() == [0.5, -0.5]
 
