@@ -1,0 +1,47 @@
+"""Environments of a run, made from their entries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentrl.env.config import EnvConfig, MixEntry
+from agentrl.errors import ConfigError, ToolSpecError
+from agentrl.tool.config import ToolsConfig
+from agentrl.train.environments import make_environments, need_sandboxes
+
+ECHO = "agentrl.testing:EchoEnv"
+PYTHON = {"tools": ["python"]}
+
+
+def test_one_environment_twice_with_other_arguments_and_tools() -> None:
+    mix = [MixEntry(id=ECHO, name="plain"), MixEntry(id=ECHO, name="coder", kwargs=PYTHON)]
+    plain, coder = make_environments(EnvConfig(mix=mix))
+    assert (plain.name, coder.name) == ("plain", "coder")
+    assert plain.toolbox.schemas == []
+    assert list(coder.toolbox.bindings) == ["python"]
+    assert plain.env is not coder.env
+    assert not need_sandboxes([plain])
+
+
+def test_a_tool_is_replaced_wherever_it_occurs(tmp_path: Path) -> None:
+    missing = str(tmp_path / "none.yaml")
+    mix = [MixEntry(id=ECHO, name="plain"), MixEntry(id=ECHO, name="coder", kwargs=PYTHON)]
+    with pytest.raises(ToolSpecError, match="none.yaml"):
+        make_environments(EnvConfig(mix=mix), ToolsConfig(specs={"python": missing}))
+    made = make_environments(EnvConfig(mix=mix[:1]), ToolsConfig(specs={"python": missing}))
+    assert len(made) == 1
+
+
+def test_a_wrong_argument_is_named_with_its_entry() -> None:
+    mix = [MixEntry(id=ECHO), MixEntry(id=ECHO, name="b", kwargs={"num_turn": 2})]
+    with pytest.raises(ConfigError, match=r"env.mix\[1\].kwargs.num_turn: .*'num_turns'"):
+        make_environments(EnvConfig(mix=mix))
+    with pytest.raises(ConfigError, match=r"env.kwargs.num_turn: "):
+        make_environments(EnvConfig(id=ECHO, kwargs={"num_turn": 2}))
+
+
+def test_one_environment_that_needs_sandboxes_is_enough() -> None:
+    mix = [MixEntry(id=ECHO), MixEntry(id="code_sandbox")]
+    assert need_sandboxes(make_environments(EnvConfig(mix=mix)))
