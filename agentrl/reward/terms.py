@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import regex
@@ -124,4 +124,4 @@ def _imported(predicate: str | Callable[[str], bool] | None) -> Callable[[str], 
         found = load_object(predicate, kind="format: predicate")
     if isinstance(found, type) or not callable(found):
         raise ConfigError(f"format: predicate must be a function of the text, got {got(found)}")
-    return found
+    return cast(Callable[[str], bool], found)

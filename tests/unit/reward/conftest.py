@@ -28,10 +28,8 @@ def make_episode() -> MakeEpisode:
         messages: list[Message] = [*before, {"role": "user", "content": "the question"}]
         turns = []
         for index, text in enumerate(said):
-            messages += [
-                {"role": "assistant", "content": text},
-                {"role": "user", "content": f"reply {index}"},
-            ]
+            messages.append({"role": "assistant", "content": text})
+            messages.append({"role": "user", "content": f"reply {index}"})
             start = 100 * index
             turns.append(
                 Turn(

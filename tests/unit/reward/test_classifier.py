@@ -23,8 +23,9 @@ def save(path: Path, *, num_labels: int = 1, with_head: bool = True) -> str:
     config = Qwen2Config(
         vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
-        num_labels=num_labels, pad_token_id=tokenizer.pad_token_id,
+        pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
+    config.num_labels = num_labels
     model = Qwen2ForSequenceClassification(config)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -137,7 +137,8 @@ def test_a_success_function_that_fails_or_says_no_bool_is_a_reward_error(make_ep
     def crashes(values: Any) -> bool:
         raise KeyError("no such part")
 
-    for function in (crashes, lambda values: 1.0):
+    functions: list[Any] = [crashes, lambda values: 1.0]
+    for function in functions:
         rubric = ComposedRubric(Part("a", one), success=function)
         with pytest.raises(RewardError, match="success of the reward"):
             score_of(rubric, make_episode())
@@ -311,7 +312,7 @@ def test_two_parts_that_measure_the_same_name_are_an_error(make_episode):
             "not both",
         ),
         (lambda: Part("a", 3), "function of the episode"),  # pyright: ignore
-        (lambda: Part("a", Score), "function of the episode"),
+        (lambda: Part("a", Score), "function of the episode"),  # pyright: ignore
         (lambda: Part("", one), "needs a name"),
         (lambda: Part("a", one, weight=math.nan), "'a', weight"),
         (lambda: Part("a", one, timeout_s=0), "timeout_s=0"),
