@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from agentrl.algo.ragged import segment_sum, spread
+from agentrl.errors import RegistryError
 from agentrl.registry import Registry
 
 NEEDS: dict[str, str] = {
@@ -279,7 +280,12 @@ def get_estimator(name: str) -> Estimator:
     """Resolve a name or an import path; a function without the decorator needs nothing.
 
     Raises:
-        RegistryError: nothing of that name.
+        RegistryError: nothing of that name, or something else than a function.
     """
     found = ESTIMATORS.get(name)
+    if not callable(found):
+        raise RegistryError(
+            f"advantage estimator {name!r} is {type(found).__name__}, no function: give "
+            "estimate(batch, *, ...)"
+        )
     return found if hasattr(found, "needs") else estimator()(found)

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from agentrl.algo.config import CreditConfig
-from agentrl.config.algorithm import credit_problems
+from agentrl.config.credit import credit_problems
 from agentrl.env.entries import EnvEntry, environments
 from agentrl.errors import ConfigError
 from agentrl.kwargs import check_kwargs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 import agentrl
 from agentrl.config.schema import Config
 from agentrl.config.validate import validate
+from agentrl.config.yaml_values import read_value
 from agentrl.errors import ConfigError
 from agentrl.kwargs import check_kwargs
 from agentrl.train.config import TINY
@@ -127,15 +129,18 @@ def _itemised(overrides: Sequence[str]) -> Iterator[str]:
         is_free = key.lstrip("+") in _free_keys()
         value = _yaml_value(item, text) if is_section or is_free else None
         if isinstance(value, dict):
-            inner = (f"{key}.{name}={json.dumps(item)}" for name, item in value.items())
-            yield from _itemised(list(inner))
+            for name, inner in value.items():
+                if re.fullmatch(r"[\w-]+", name):
+                    yield from _itemised([f"{key}.{name}={json.dumps(inner)}"])
+                else:  # the part of a key that the grammar has no way to write
+                    yield f"{key}={{{name}: {json.dumps(inner)}}}"
         else:
             yield item
 
 
 def _yaml_value(item: str, text: str) -> object:
     try:
-        value = yaml.safe_load(text)
+        value = read_value(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"cannot read the setting {_shortened(item)}: {reason}") from error
@@ -144,7 +149,7 @@ def _yaml_value(item: str, text: str) -> object:
 
 
 def _refuse_odd_names(value: object, item: str) -> None:
-    """Refuse ``{a:1}`` (one name without a value) and ``{1:2}`` (a number in base 60)."""
+    """Refuse ``{a:1}`` (one name without a value) and ``{1: 2}`` (a name that is a number)."""
     if isinstance(value, list):
         for inner in value:
             _refuse_odd_names(inner, item)
@@ -219,8 +224,8 @@ def _check_items(key: str, override: Override) -> None:
 def _group_file(group: str, choice: object) -> Path:
     known = sorted(path.stem for path in (config_dir() / group).glob("*.yaml"))
     if choice not in known:
-        close = difflib.get_close_matches(str(choice), known, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
+        close = difflib.get_close_matches(str(choice), known, n=2)
+        hint = f"did you mean {' or '.join(close)}? " if close else ""
         raise ConfigError(f"{group}={choice}: {hint}known: {', '.join(known) or 'none'}")
     return config_dir() / group / f"{choice}.yaml"
 
@@ -242,7 +247,7 @@ def unknown_key_message(key: str, known: Sequence[str]) -> str:
 def _open_kwargs(override: Override) -> str:
     """Let ``x.kwargs.name=value`` add a key: its target's signature checks it."""
     line = override.input_line or ""
-    if any(override.key_or_group.startswith(f"{name}.") for name in _free_keys()):
+    if any(f"{override.key_or_group}.".startswith(f"{name}.") for name in _free_keys()):
         return "++" + line.lstrip("+")
     return line.lstrip("+")
 

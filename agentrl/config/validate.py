@@ -10,6 +10,7 @@ import difflib
 import math
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.config.algorithm import algorithm_problems
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _MAX_SEED = 2**63 - 1
 _MIN_VOCAB_SIZE = 259  # all bytes and the special tokens of the embedded model
 _MIN_TEMPERATURE = 0.01  # below it sampling is greedy but for ties
+_MIN_LR = 1e-9  # AdamW moves a weight by about the rate, and float32 loses 6e-8 of a weight
 _IMPORTABLE = ("rollout.engine.id", "model.tool_parser", "telemetry.trackers")
 """Choices that may also be an import path, ``package.module:Name``."""
 
@@ -41,6 +43,7 @@ def validate(config: Config) -> None:
         *_bounds(config),
         *_forms(config),
         *_signal(config),
+        *_rate(config),
         *algorithm_problems(config),
         *mixed_credit_problems(config),
         *data_problems(config),
@@ -155,6 +158,13 @@ def _forms(config: Config) -> Iterable[str]:
                 f"trainer.{name}={text!r} is empty: give a directory, or leave the setting out "
                 f"(trainer.{name}=null)"
             )
+    run_dir, resume = config.trainer.run_dir, config.trainer.resume
+    if run_dir and resume and Path(run_dir).resolve() != Path(resume).resolve():
+        yield (
+            f"trainer.run_dir={run_dir!r} with trainer.resume={resume!r}: a resumed run goes on in "
+            "its own directory; leave trainer.run_dir out, or copy the run there and resume the "
+            "copy"
+        )
 
 
 def _signal(config: Config) -> Iterable[str]:
@@ -180,6 +190,36 @@ def _signal(config: Config) -> Iterable[str]:
             f"actor.updates_per_step={config.actor.updates_per_step} is more than the {sessions} "
             "trajectories of a step (trainer.prompts_per_step * rollout.n): "
             f"use at most {sessions}"
+        )
+
+
+def _rate(config: Config) -> Iterable[str]:
+    """Learning rates that never move a weight, or never arrive."""
+    lr = config.actor.lr
+    if 0 < lr < _MIN_LR:
+        yield (
+            f"actor.lr={lr}: weights are float32 (with actor.precision=bf16 too), where a step "
+            "below 6e-8 of a weight is lost: most would never move; use at least "
+            f"{_MIN_LR:g} (1e-6 is customary), or actor.lr=0 to train nothing"
+        )
+    if config.trainer.total_steps:  # with trainer.epochs the tasks decide; see agentrl.launch
+        yield from warmup_problems(config, total_steps=config.trainer.total_steps)
+
+
+def warmup_problems(config: Config, *, total_steps: int) -> Iterable[str]:
+    """Say whether the learning rate would still be warming up when the run ends.
+
+    Args:
+        total_steps: of the run.
+    """
+    actor = config.actor
+    updates = total_steps * actor.epochs * actor.updates_per_step
+    if 0 < updates <= actor.warmup_steps:
+        yield (
+            f"actor.warmup_steps={actor.warmup_steps} with {updates} optimizer steps in the run "
+            f"({total_steps} steps * actor.epochs={actor.epochs} * "
+            f"actor.updates_per_step={actor.updates_per_step}): the learning rate would not arrive "
+            f"at actor.lr before the end; use at most {updates - 1}, or train longer"
         )
 
 

@@ -25,13 +25,14 @@ def test_defaults_are_those_of_the_dataclasses() -> None:
 
 
 def test_a_group_chooses_a_preset_and_a_key_on_top_wins() -> None:
-    assert load([ENV, "algo=dr_grpo"]).algo.normalize_std is False
-    config = load([ENV, "algo=rloo", "algo.normalize_std=true"])
-    assert (config.algo.advantage, config.algo.normalize_std) == ("rloo", True)
+    assert load([ENV, "algo=dr_grpo"]).algo.advantage_kwargs == {"normalize_std": False}
+    config = load([ENV, "algo=dr_grpo", "algo.advantage_kwargs.normalize_std=true"])
+    assert config.algo.advantage_kwargs == {"normalize_std": True}
+    assert config.algo.loss_agg == "seq-mean-token-sum-norm"
 
 
 def test_an_unknown_choice_of_a_group_lists_the_known_ones() -> None:
-    refuse("algo=gpro", match=r"algo=gpro: did you mean grpo\? known: dr_grpo, grpo, rloo")
+    refuse("algo=gpro", match=r"algo=gpro: did you mean gspo or grpo\? known: bilevel, ")
 
 
 @pytest.mark.parametrize("prefix", ["", "+", "++"])
@@ -67,6 +68,19 @@ def test_yaml_spellings_of_numbers_and_booleans_mean_what_they_say() -> None:
 def test_kwargs_need_no_plus_and_keep_their_types() -> None:
     config = load([ENV, "env.kwargs.level=2", "env.kwargs={name: [a, 1], flag: true}"])
     assert config.env.kwargs == {"level": 2, "name": ["a", 1], "flag": True}
+
+
+def test_names_of_any_kind_reach_a_mapping() -> None:
+    config = load([ENV, "algo.reward_weights={outcome: 0, score/style: 5e-1}"])
+    assert config.algo.reward_weights["score/style"] == 0.5
+    assert config.algo.reward_weights["outcome"] == 0
+    changed = load(["algo.reward_weights={score/style: 2}"], base=config)
+    assert changed.algo.reward_weights == {
+        "outcome": 0,
+        "turn": 1,
+        "tool": 1,
+        "score/style": 2,
+    }
 
 
 def test_a_path_with_spaces_and_colons_reaches_the_environment_as_it_is() -> None:
