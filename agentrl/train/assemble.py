@@ -152,6 +152,10 @@ def _credit_batch(
             name: torch.tensor([rewards.get(name, 0.0) for rewards in named], dtype=torch.float64)
             for name in dict.fromkeys(name for rewards in named for name in rewards)
         },
+        named_weights={
+            name: torch.tensor([w.get(name, 0.0) for w in weights], dtype=torch.float64)
+            for name in dict.fromkeys(name for rewards in named for name in rewards)
+        },
         anchors=_anchors(members, own),
         greedy_rewards=_greedy_rewards(groups, members, weights),
         **_branches(members),
