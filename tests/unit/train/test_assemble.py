@@ -54,6 +54,7 @@ def test_rewards_of_outcome_turns_tools_and_parts_add_up_with_their_weights() ->
     assert credit.turn_rewards.tolist() == [0.5, 2.0]
     assert credit.outcome_rewards.tolist() == [0.5]
     assert credit.returns.tolist() == [3.0]
+    assert {name: float(value) for name, value in credit.named_weights.items()} == weights
     assert {name: value.tolist() for name, value in credit.named_rewards.items()} == {
         "outcome": [1.0],
         "turn": [1.5],
