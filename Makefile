@@ -49,7 +49,7 @@ test: setup-dev check  ## what CI runs: small counts
 	@touch $@
 
 parity: .venv-verl/.stamp  ## compare every algorithm with verl 0.9.1, on 200 random batches each
-	PYTHONPATH=. VERL_FORCE_DEVICE=cpu $(VERL_BIN)/python -m pytest -q -p no:cacheprovider tests/parity
+	PYTHONPATH=. OMP_NUM_THREADS=1 VERL_FORCE_DEVICE=cpu $(VERL_BIN)/python -m pytest -q -p no:cacheprovider tests/parity
 
 soak: setup-dev  ## the full counts
 	AGENTRL_SOAK=1 $(BIN)/python -m pytest tests/integration tests/contract tests/unit/train

@@ -99,7 +99,14 @@ class Ragged:
 
 
 @functools.cache
-def ragged(seed: int, *, lone: bool = True, empty: bool = True, penalties: bool = True) -> Ragged:
+def ragged(
+    seed: int,
+    *,
+    lone: bool = True,
+    empty: bool = True,
+    penalties: bool = True,
+    observed: bool = True,
+) -> Ragged:
     """Draw a step of 2 to 6 groups; the same object for the same arguments.
 
     Args:
@@ -107,13 +114,15 @@ def ragged(seed: int, *, lone: bool = True, empty: bool = True, penalties: bool 
         lone: one group has a single member; otherwise all have two to four.
         empty: some rows have nothing sampled.
         penalties: sampled tokens have rewards of their own (as from a KL in the reward).
+        observed: observations stand between sampled tokens; otherwise a row is sampled throughout.
     """
     rng = np.random.default_rng(seed)
     sizes = [int(n) for n in rng.integers(2, 5, size=rng.integers(2, 6))]
     sizes += [1] if lone else []
     labels = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
     plans = [
-        _turns(rng, nothing=empty and i > 0 and rng.random() < 0.12) for i in range(len(labels))
+        _turns(rng, nothing=empty and i > 0 and rng.random() < 0.12, observed=observed)
+        for i in range(len(labels))
     ]
     equal_group = 0
     group = torch.as_tensor(labels)
@@ -171,12 +180,12 @@ def ragged(seed: int, *, lone: bool = True, empty: bool = True, penalties: bool 
     )
 
 
-def _turns(rng: np.random.Generator, *, nothing: bool) -> list[list[bool]]:
+def _turns(rng: np.random.Generator, *, nothing: bool, observed: bool) -> list[list[bool]]:
     """Draw a session: per turn, flags of its tokens; observations stand before and after them."""
     turns = []
     for _ in range(rng.integers(1, 5)):
         sampled = 0 if nothing or rng.random() < 0.08 else int(rng.integers(1, 6))
-        before, after = (int(n) for n in rng.integers(0, 3, size=2))
+        before, after = (int(n) for n in rng.integers(0, 3 if observed else 1, size=2))
         turns.append([False] * before + [True] * sampled + [False] * after)
     if nothing:
         turns[0] = [False]  # verl has no rows of no tokens
