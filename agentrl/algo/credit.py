@@ -282,8 +282,8 @@ def get_estimator(name: str) -> Estimator:
     Raises:
         RegistryError: nothing of that name, or something else than a function.
     """
-    found = ESTIMATORS.get(name)
-    if not callable(found):
+    found: Any = ESTIMATORS.get(name)
+    if not isinstance(found, Callable):
         raise RegistryError(
             f"advantage estimator {name!r} is {type(found).__name__}, no function: give "
             "estimate(batch, *, ...)"

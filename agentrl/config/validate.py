@@ -107,6 +107,7 @@ def _ranges(config: Config) -> Iterable[str]:
         "rollout.close_timeout_s": config.rollout.close_timeout_s,
         "rollout.reward_timeout_s": config.rollout.reward_timeout_s,
         "rollout.collect_timeout_s": config.rollout.collect_timeout_s,
+        "env.tasks_timeout_s": config.env.tasks_timeout_s,
         "env.reset_timeout_s": config.env.reset_timeout_s,
         "env.step_timeout_s": config.env.step_timeout_s,
         "env.close_timeout_s": config.env.close_timeout_s,

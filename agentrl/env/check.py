@@ -7,7 +7,6 @@ too.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import itertools
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 
 from agentrl.env.base import Demonstration, Env, missing_for_branching
 from agentrl.env.config import EnvConfig
+from agentrl.env.deadline import answer_within
 from agentrl.env.episodes import (
     Record,
     actions_of,
@@ -31,7 +31,7 @@ from agentrl.env.host import EnvHosts
 from agentrl.env.hosted import Hosted
 from agentrl.env.registry import make_env
 from agentrl.env.task_check import check_tasks, sample_tasks
-from agentrl.errors import AgentRLError, EnvError
+from agentrl.errors import AgentRLError
 from agentrl.types import Action, Task
 
 T = TypeVar("T")
@@ -66,8 +66,7 @@ async def check_env(
         env = await checks.off_loop(lambda: make_env(config.id, config.kwargs), "the constructor")
         if env is None:
             return checks.findings
-        checks.findings += await checks.off_loop(lambda: check_tasks(env), "tasks") or []
-        tasks = await checks.off_loop(lambda: _train_sample(env, num_tasks), "tasks") or []
+        tasks = await checks.tasks(env, num_tasks)
         demonstrations = await checks.off_loop(lambda: _some_demonstrations(env, seed), "") or []
         if not demonstrations:
             checks.findings.append(
@@ -112,17 +111,33 @@ class _Checks:
         self._config = config
         self._seed = seed
 
+    async def tasks(self, env: Any, num_tasks: int) -> list[Task]:
+        """Check the tasks of every split; return some to play, none where that hangs."""
+        asked: list[str] = []
+        timeout_s = self._config.tasks_timeout_s
+        found = None
+        try:
+            found = await answer_within(lambda: check_tasks(env, on_split=asked.append), timeout_s)
+        except TimeoutError:
+            self.findings.append(
+                error(
+                    f"tasks({asked[-1]!r}) of environment {self._config.id!r} did not return "
+                    f"within {timeout_s:g} s",
+                    "make it faster, or raise env.tasks_timeout_s",
+                )
+            )
+        except Exception as failure:
+            text = f"tasks({asked[-1]!r}) raised {type(failure).__name__}: {failure}"
+            self.findings.append(error(text, "mend it"))
+        if found is None:
+            return []
+        self.findings += found
+        return await self.off_loop(lambda: _train_sample(env, num_tasks), "tasks") or []
+
     async def off_loop(self, function: Callable[[], T], what: str) -> T | None:
         """Run a synchronous part on a thread; report what it raises, or that it hangs."""
-
-        def guarded() -> T:
-            try:
-                return function()
-            except SystemExit as ending:  # on a thread it would end the event loop
-                raise EnvError(f"sys.exit({ending.code!r}) was called") from ending
-
         try:
-            return await asyncio.wait_for(asyncio.to_thread(guarded), self._config.reset_timeout_s)
+            return await answer_within(function, self._config.reset_timeout_s)
         except TimeoutError:
             self.findings.append(
                 error(

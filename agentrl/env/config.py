@@ -41,6 +41,8 @@ class EnvConfig:
     """Child processes that environments share where they run in processes."""
     process: bool | None = None
     """Run environments in processes of their own. None: as the class says."""
+    tasks_timeout_s: float = 120.0
+    """For ``tasks(split)``, which may read or download a data set."""
     reset_timeout_s: float = 30.0
     """For ``reset`` and the constructor of one episode."""
     step_timeout_s: float = 30.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentrl.env.findings import Finding, error, warning
@@ -16,11 +16,16 @@ MAX_TASKS = 2048
 """Tasks looked at per split, spread evenly over it: a split may be made on demand and vast."""
 
 
-def check_tasks(env: Any) -> list[Finding]:
-    """Check the tasks of every split of ``env``."""
+def check_tasks(env: Any, *, on_split: Callable[[str], None] = lambda _: None) -> list[Finding]:
+    """Check the tasks of every split of ``env``.
+
+    Args:
+        on_split: told of every split before it is asked for.
+    """
     findings: list[Finding] = []
     looked_at: dict[str, list[Task]] = {}
     for split in SPLITS:
+        on_split(split)
         try:
             tasks = env.tasks(split)
             looked_at[split] = sample_tasks(tasks, MAX_TASKS)

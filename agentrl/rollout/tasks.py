@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from agentrl.env.deadline import call_within
 from agentrl.env.task_check import content_of, task_fault
 from agentrl.errors import AgentRLError, DataError, EnvError
 from agentrl.seeding import derive_seed
@@ -62,15 +63,21 @@ MAX_CHECKED = 2_000
 """Tasks looked at in a split that is longer: generated ones are made when they are asked for."""
 
 
-def read_split(env: Any, split: str, *, env_id: str) -> Sequence[Task]:
+def read_split(env: Any, split: str, *, env_id: str, timeout_s: float = 120.0) -> Sequence[Task]:
     """Ask an environment for a split.
 
     Raises:
+        EnvTimeout: it did not answer within ``timeout_s`` seconds.
         EnvError: it raised, or what it returned is no sequence.
         AgentRLError: as the environment says.
     """
     try:
-        tasks = env.tasks(split)
+        tasks = call_within(
+            lambda: env.tasks(split),
+            timeout_s,
+            what=f"environment {env_id!r}: tasks({split!r})",
+            fix="make it faster, or raise env.tasks_timeout_s",
+        )
     except AgentRLError:
         raise
     except (Exception, SystemExit) as error:

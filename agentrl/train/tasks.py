@@ -48,7 +48,8 @@ def tasks_of(item: Environment, data: DataConfig, split: str) -> Sequence[Task]:
         return read_tasks(data, split)
     if split != "train" and data.train is not None and type(item.env).tasks is Env.tasks:
         return []
-    return read_split(item.env, split, env_id=item.entry.config.id)
+    entry = item.entry.config
+    return read_split(item.env, split, env_id=entry.id, timeout_s=entry.tasks_timeout_s)
 
 
 def load_tasks(environments: Sequence[Environment], data: DataConfig) -> Splits:

@@ -101,6 +101,23 @@ def test_what_is_wrong_is_found(tmp_path: Path, body: str) -> None:
     assert all(finding.fix for finding in findings)
 
 
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_split_that_never_comes_is_found_and_the_check_ends(tmp_path: Path, split: str) -> None:
+    body = f"""
+def tasks(self, split):
+    import threading
+    if split == {split!r}: threading.Event().wait()
+    return super().tasks(split)
+"""
+    findings = findings_of(tmp_path, body, tasks_timeout_s=0.2)
+    assert findings[0].level is Level.ERROR
+    assert re.search(
+        rf"tasks\('{split}'\) of environment '.*Mine' did not return within 0.2 s",
+        findings[0].what,
+    )
+    assert "env.tasks_timeout_s" in findings[0].fix
+
+
 SAID = [
     {"role": "user", "content": "Say train0"},
     {"role": "assistant", "content": "no"},

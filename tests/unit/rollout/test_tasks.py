@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.errors import DataError, EnvError
+from agentrl.errors import DataError, EnvError, EnvTimeout
 from agentrl.rollout.tasks import TaskStream, check_disjoint, check_tasks, read_split
 from agentrl.types import Task
 
@@ -110,6 +111,21 @@ def test_a_split_that_raises_is_an_environment_error(failure: BaseException) -> 
         EnvError, match=rf"'mine': tasks\('train'\) raised {type(failure).__name__}"
     ):
         read_split(Env(), "train", env_id="mine")
+
+
+def test_a_split_that_never_comes_is_an_environment_error() -> None:
+    never = threading.Event()
+
+    class Env:
+        def tasks(self, name: str) -> Any:
+            return never.wait()
+
+    with pytest.raises(
+        EnvTimeout,
+        match=r"'mine': tasks\('test'\) did not return within 0.05 s; .*env.tasks_timeout_s",
+    ):
+        read_split(Env(), "test", env_id="mine", timeout_s=0.05)
+    never.set()
 
 
 def broken(**fields: Any) -> Task:
