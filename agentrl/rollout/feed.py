@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from agentrl.errors import CheckpointError
+from agentrl.errors import AgentRLError, CheckpointError, TrainingError
 from agentrl.rollout.curriculum import Curriculum
 from agentrl.rollout.mix import PromptStream
 from agentrl.rollout.tasks import Dispatch
@@ -48,6 +49,9 @@ class TaskFeed:
         """Yield prompts without end, from ``index`` on.
 
         Each is chosen when it is asked for, by what was heard until then.
+
+        Raises:
+            TrainingError: the curriculum raised.
         """
         skips = 0
         for dispatch in self._stream.starting_at(index):
@@ -62,7 +66,11 @@ class TaskFeed:
             yield dispatch
 
     def observe(self, groups: Sequence[TrajectoryGroup]) -> None:
-        """Hear of the groups of a step, oldest first, before the next step's are handed out."""
+        """Hear of the groups of a step, oldest first, before the next step's are handed out.
+
+        Raises:
+            TrainingError: the curriculum raised.
+        """
         for group in groups:
             dispatch = self._in_flight.pop(group.index, None)
             if dispatch is None:
@@ -71,7 +79,8 @@ class TaskFeed:
             scores = [t.score for t in group.trajectories if not t.failed and t.score is not None]
             if self._curriculum is not None and scores:
                 rate = sum(score.success for score in scores) / len(scores)
-                self._curriculum.update(_key(dispatch), rate)
+                with _named(self._curriculum, "update"):
+                    self._curriculum.update(_key(dispatch), rate)
 
     def metrics(self) -> dict[str, float]:
         """Return what there is to tell of the time since the last call."""
@@ -110,9 +119,24 @@ class TaskFeed:
     def _accepts(self, dispatch: Dispatch) -> bool:
         if self._curriculum is None:
             return True
-        return bool(
-            self._curriculum.accept(dispatch.task, key=_key(dispatch), epoch=dispatch.epoch)
-        )
+        with _named(self._curriculum, "accept"):
+            return bool(
+                self._curriculum.accept(dispatch.task, key=_key(dispatch), epoch=dispatch.epoch)
+            )
+
+
+@contextmanager
+def _named(curriculum: Curriculum, method: str) -> Iterator[None]:
+    """Turn whatever a curriculum raises into an error with its name."""
+    try:
+        yield
+    except AgentRLError:
+        raise
+    except Exception as error:
+        raise TrainingError(
+            f"the curriculum {type(curriculum).__name__}: {method} raised "
+            f"{type(error).__name__}: {error}; mend it, or set data.curriculum.id=null"
+        ) from error
 
 
 def _key(dispatch: Dispatch) -> str:

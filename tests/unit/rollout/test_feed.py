@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.errors import CheckpointError, ConfigError, RegistryError
+from agentrl.errors import CheckpointError, ConfigError, RegistryError, TrainingError
 from agentrl.rollout.buffer import RolloutBuffer, Verdict
 from agentrl.rollout.curriculum import Curriculum, SuccessBand, curriculum_registry
 from agentrl.rollout.feed import TaskFeed
@@ -93,6 +93,26 @@ def test_the_curriculum_hears_of_success_without_failures_of_ours() -> None:
         [finished(one, 1.0, 0.0, None, 1.0), finished(two, None, None), finished(three, 0.0)]
     )
     assert curriculum.heard == [(one.task.id, 2 / 3), (three.task.id, 0.0)]
+
+
+def test_a_curriculum_that_raises_is_named() -> None:
+    class Broken(Never):
+        def accept(self, task: Task, *, key: str, epoch: int) -> bool:
+            return bool(1 / self.divisor)
+
+        def update(self, key: str, success_rate: float) -> None:
+            raise KeyError(key)
+
+        divisor = 0
+
+    broken = Broken()
+    feed = TaskFeed(stream(), curriculum=broken)
+    with pytest.raises(TrainingError, match="curriculum Broken: accept raised ZeroDivisionError"):
+        next(feed.starting_at(0))
+    broken.divisor = 1
+    first = next(feed.starting_at(0))
+    with pytest.raises(TrainingError, match="curriculum Broken: update raised KeyError"):
+        feed.observe([finished(first, 1.0)])
 
 
 def test_tasks_of_several_environments_are_told_apart() -> None:
