@@ -31,6 +31,7 @@ class CorrectionWeight(StrEnum):
     """The importance weight of a token: trainer's over engine's probability."""
 
     none = "none"
+    """No weight."""
     token = "token"
     """Of the token alone."""
     sequence = "sequence"
