@@ -64,4 +64,4 @@ def policy_loss(
     loss = PolicyLoss(token_loss=token_loss, num_tokens=totals.num_tokens, extra=tuple(extra))
     value, _ = loss(leaf, None, batch)
     (gradient,) = torch.autograd.grad(value, leaf)
-    return float(value), gradient
+    return float(value.detach()), gradient

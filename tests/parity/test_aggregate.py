@@ -89,12 +89,10 @@ def test_the_fixed_factor_does_not_depend_on_padding() -> None:
         losses, width = step.fields["advantages"], step.mask.shape[1]
         got = (weights(step, mode) * step.flat(losses)).sum()
         pad = torch.zeros(len(step.mask), width)
-        for values, mask, factor in (
-            (losses, step.maskf, width),
-            (torch.cat([losses, pad], 1), torch.cat([step.maskf, pad], 1), 2 * width),
-        ):
-            want = core.agg_loss(values, mask, mode)
-            compare(f"agg {mode} (verl by padded width)", got * NORM_TOKENS / factor, want)
+        want = core.agg_loss(losses, step.maskf, mode)
+        wider = core.agg_loss(torch.cat([losses, pad], 1), torch.cat([step.maskf, pad], 1), mode)
+        compare(f"agg {mode} (verl by padded width)", got * NORM_TOKENS / width, want)
+        compare(f"agg {mode} (verl padded twice as wide)", got * NORM_TOKENS / width / 2, wider)
 
 
 def test_rejected_tokens_leave_the_denominator() -> None:

@@ -36,7 +36,7 @@ def test_estimates(kind: str) -> None:
         compare(f"kl {kind}: gradient", gradient_of(got, leaf), gradient_of(want, leaf))
         base = kind.rstrip("+")
         by_old_name = core.kl_penalty(leaf, ref, OLD_NAMES.get(base, base) + kind[len(base) :])
-        compare(f"kl {kind}", got, by_old_name)
+        compare(f"kl {kind} by its older name", got, by_old_name)
 
 
 def test_kl_taken_from_rewards() -> None:
@@ -100,6 +100,6 @@ def test_value_loss(clip: float) -> None:
             loss = ValueLoss(num_tokens=totals.num_tokens, clip=clip)
             got, metrics = loss(mine, None, batch)
             (my_gradient,) = torch.autograd.grad(got, mine)
-            compare(f"value loss, {mode}", got, want)
-            compare(f"value loss, {mode}: gradient", my_gradient, step.flat(gradient))
+            compare(f"value loss, {mode}, clip {clip}", got, want)
+            compare(f"value loss, {mode}, clip {clip}: gradient", my_gradient, step.flat(gradient))
             assert metrics["vf_clipfrac"] == pytest.approx(float(clipfrac), abs=1e-6)

@@ -103,16 +103,20 @@ def is_weights(step: Ragged) -> Tensor:
 def test_losses(name: str, weighted: bool) -> None:
     case = CASES[name]
     loss = make_loss(name, case.ours)
-    label = f"loss {name}" + (" x is_weights" if weighted else "")
+    label = f"loss {name}, 5 modes" + (" x is_weights" if weighted else "")
     for seed in SEEDS:
-        step, mode = ragged(seed), MODES[seed % len(MODES)]
+        step = ragged(seed)
         weights = is_weights(step) if weighted else None
         flat = None if weights is None else step.flat(weights)
-        got = our_side.policy_loss(step, loss, mode, weights=flat, seed=seed)
-        want = theirs(step, name, case, mode, weights=weights, seed=seed)
-        compare(label, got[0], want[0])
-        compare(f"{label}: gradient", got[1], want[1])
-        assert want[1].any(), "a gradient of zeros would prove nothing"
+        mine = [our_side.policy_loss(step, loss, m, weights=flat, seed=seed) for m in MODES]
+        verls = [theirs(step, name, case, m, weights=weights, seed=seed) for m in MODES]
+        compare(label, torch.tensor([x for x, _ in mine]), torch.tensor([x for x, _ in verls]))
+        compare(
+            f"{label}: gradient",
+            torch.stack([gradient for _, gradient in mine]),
+            torch.stack([gradient for _, gradient in verls]),
+        )
+        assert verls[0][1].any(), "a gradient of zeros would prove nothing"
 
 
 def token_losses(step: Ragged, name: str, settings: dict[str, Any]) -> Tensor:
@@ -147,7 +151,7 @@ def test_sapo_honours_the_mode() -> None:
     A setting that is read by nothing hides a mistake; here every loss honours every mode.
     """
     for seed in SEEDS:
-        step, mode = ragged(seed), MODES[seed % 4]
+        step, mode = ragged(seed), MODES[seed % 4]  # in turn, without its own
         fixed = theirs(step, "sapo", SAPO, "seq-mean-token-mean")
         ignored = theirs(step, "sapo", SAPO, mode)
         assert ignored[0] == fixed[0]
@@ -180,7 +184,7 @@ def test_geo_mean_with_one_advantage_per_row() -> None:
             step, make_loss("geo_mean", GMPO.ours), mode, advantages=advantages
         )
         want = theirs(step, "geo_mean", GMPO, mode, advantages=advantages)
-        name = "loss geo_mean" if share == 1 else "loss geo_mean (verl counts empty rows)"
+        name = "loss geo_mean (verl counts empty rows)"
         compare(name, got[0] * share, want[0])
         compare(f"{name}: gradient", got[1] * share, want[1])
 
@@ -298,7 +302,7 @@ def test_bypass(kind: str, weight: str) -> None:
         )
         if not bool(found.keep.any()):
             continue  # NaN in verl, see test_aggregate
-        mode = MODES[seed % len(MODES)]
+        mode = MODES[seed % len(MODES)]  # in turn
         got = our_side.policy_loss(
             step,
             make_loss(name, settings),

@@ -59,4 +59,4 @@ def policy_loss(
         rollout_is_weights=weights,
     )
     (gradient,) = torch.autograd.grad(loss, leaf)
-    return float(loss), gradient
+    return float(loss.detach()), gradient
