@@ -20,6 +20,7 @@ from agentrl.algo.loss import make_loss
 from agentrl.config.environments import credit_configs
 from agentrl.config.load import from_yaml, load, to_dict
 from agentrl.config.schema import Config
+from agentrl.config.validate import warmup_problems
 from agentrl.dist.config import Schedule
 from agentrl.dist.engines.fsdp import FSDPEngine
 from agentrl.dist.weight_sync.inproc import InprocWeightSync
@@ -33,18 +34,19 @@ from agentrl.rollout.feed import TaskFeed
 from agentrl.rollout.groups import is_trainable
 from agentrl.rollout.producer import Producer
 from agentrl.rollout.tasks import Dispatch
-from agentrl.rollout.tree import refuse_unbranchable
+from agentrl.telemetry.jsonl import missing_steps
 from agentrl.telemetry.meter import Meter
 from agentrl.telemetry.run_dir import RunDir
 from agentrl.telemetry.tracker import MissingExtraError, TrackedRun, build_trackers
 from agentrl.train.assemble import assemble
 from agentrl.train.checkpoint import CheckpointStore
 from agentrl.train.credit import has_signal, needs_of
-from agentrl.train.environments import make_environments
+from agentrl.train.environments import make_environments, refuse_idle_specs
 from agentrl.train.evaluate import Evaluator, choose_tasks
 from agentrl.train.learner import Learner
 from agentrl.train.open_model import keep_model_files, run_config_path
 from agentrl.train.reference import open_reference
+from agentrl.train.requirements import refuse_unmet
 from agentrl.train.rng_state import restore_rng, seed_rng
 from agentrl.train.settings import refuse_changed_settings
 from agentrl.train.tasks import (
@@ -107,13 +109,13 @@ async def open_trainer(
 ) -> AsyncIterator[Trainer]:
     """Build a trainer, restored where ``trainer.resume`` says so; leaving closes every part."""
     environments = make_environments(config.env, config.tools)
-    if config.rollout.tree.rounds:
-        for item in environments:
-            refuse_unbranchable(item.env, item.toolbox, env_id=item.name)
-    tasks = load_tasks(environments, config.data)
+    refuse_idle_specs(environments, config.tools.specs)
     credit = credit_configs(config)
+    refuse_unmet(environments, config, credit)
+    tasks = load_tasks(environments, config.data)
     async with AsyncExitStack() as stack:
         run_dir = stack.enter_context(claimed_run_dir(config))
+        run_dir.refuse_unwritable()
         examples = [found[0] for found in tasks["train"].values()]
         ground = await stack.enter_async_context(
             open_playground(config, environments, examples=examples)
@@ -123,6 +125,8 @@ async def open_trainer(
         if config.data.sources():
             announce(describe(tasks, config.data, dropped))
         num_steps = total_steps(config.trainer, sum(map(len, tasks["train"].values())))
+        if problems := list(warmup_problems(config, total_steps=num_steps)):
+            raise ConfigError(problems[0])
         actor = FSDPEngine(
             ground.model.model,
             ground.model.tokenizer,
@@ -261,15 +265,24 @@ def claimed_run_dir(config: Config) -> Iterator[RunDir]:
 
 
 def resumed_config(run: str, overrides: Sequence[str]) -> Config:
-    """Return the configuration of a run directory, with ``overrides`` on top.
+    """Return the configuration of a run directory, with ``overrides`` on top, to resume it.
 
     Raises:
-        ConfigError: it is no run directory.
+        ConfigError: it is no run directory, or another one is to be written or resumed.
     """
     path = run_config_path(run)
     if not path.is_file():
         raise ConfigError(f"{run!r} is no run directory: it has no config.yaml")
-    return load(overrides, base=from_yaml(path))
+    base = from_yaml(path)
+    base.trainer.resume = run
+    base.trainer.run_dir = None  # where the run began; it may have been moved since
+    config = load(overrides, base=base)
+    if config.trainer.resume != run:
+        raise ConfigError(
+            f"trainer.resume={config.trainer.resume!r} with --resume {run}: which run is meant? "
+            "Leave one of them out"
+        )
+    return config
 
 
 def restore(
@@ -298,6 +311,15 @@ def restore(
         free = (*FREE_ON_RESUME, *length)
         refuse_changed_settings(checkpoint.config, to_dict(config), free=free)
     progress = Progress(**checkpoint.progress)
+    if missing := missing_steps(run_dir.metrics_path, through=checkpoint.step):
+        logger.warning(
+            "%s has no lines of %d of the steps 0 to %d (%s): deleted or emptied? The run goes on, "
+            "but its curves and report will lack them",
+            run_dir.metrics_path,
+            len(missing),
+            checkpoint.step,
+            ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else ""),
+        )
     feed.load_state_dict(progress.feed, check_tasks=not config.trainer.force_resume)
     actor.load_state_dict(checkpoint.engine)
     restore_rng(checkpoint.rng)

@@ -15,7 +15,7 @@ from agentrl.env.task_check import SPLITS
 from agentrl.errors import ConfigError
 from agentrl.playground import open_playground
 from agentrl.rollout.tasks import check_tasks
-from agentrl.train.environments import make_environments
+from agentrl.train.environments import make_environments, refuse_idle_specs
 from agentrl.train.evaluate import choose_tasks, dispatches, refuse_censored
 from agentrl.train.open_model import is_run, run_config_path
 from agentrl.train.tasks import Splits, bound_lengths, tasks_of
@@ -58,6 +58,8 @@ async def play_split(
     if split not in known:
         raise ConfigError(f"--split {split!r} is unknown; known: {', '.join(known)}")
     environments = make_environments(config.env, config.tools)
+    if not is_run(config.model.path):  # specs of a run may be for others of its environments
+        refuse_idle_specs(environments, config.tools.specs)
     tasks: Splits = {split: {}}
     for item in environments:
         tasks[split][item.name] = found = tasks_of(item, config.data, split)

@@ -7,12 +7,14 @@ import copy
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from agentrl.agent.renderer import Renderer
 from agentrl.config.schema import Config
 from agentrl.kwargs import check_kwargs
-from agentrl.model.load import LoadedModel
+from agentrl.model.load import LoadedModel, positions_of, refuse_beyond_positions
+from agentrl.model.tiny import MAX_CONTEXT_TOKENS
 from agentrl.reward.run import open_reward
 from agentrl.rollout.config import TreeConfig
 from agentrl.rollout.engine import RolloutEngine
@@ -25,7 +27,7 @@ from agentrl.sandbox.config import SandboxConfig
 from agentrl.sandbox.pool import SandboxPool
 from agentrl.sandbox.registry import sandbox_registry
 from agentrl.train.checkpoint import CheckpointStore
-from agentrl.train.config import ModelConfig
+from agentrl.train.config import TINY, ModelConfig
 from agentrl.train.environments import Environment, need_sandboxes
 from agentrl.train.open_model import is_run, open_model
 from agentrl.types import Task, TrajectoryGroup
@@ -126,9 +128,17 @@ async def open_playground(
                 examples=examples,
             )
         )
+        check_length = partial(
+            refuse_beyond_positions,
+            max_context_tokens=config.rollout.max_context_tokens,
+            max_response_tokens=config.rollout.max_response_tokens,
+        )
+        if config.model.path == TINY:  # known before it is made
+            check_length(MAX_CONTEXT_TOKENS, source=TINY)
         model = await open_model(
             _model_of(config), environments, sandboxes=sandboxes, quiet=config.telemetry.quiet
         )
+        check_length(positions_of(model.model), source=model.source)
         engine = engine_registry.get(config.rollout.engine.id)(
             copy.deepcopy(model.model),
             max_context=config.rollout.max_context_tokens,

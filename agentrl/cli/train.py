@@ -6,7 +6,7 @@ import asyncio
 
 import click
 
-from agentrl.cli.options import env_option, overrides_argument, prepare_process, quote, with_env
+from agentrl.cli.options import env_option, overrides_argument, prepare_process, with_env
 
 
 @click.command("train")
@@ -26,10 +26,7 @@ def command(env_id: str | None, resume: str | None, overrides: tuple[str, ...]) 
     from agentrl.launch import resumed_config, train
 
     settings = with_env(overrides, env_id)
-    if resume is not None:
-        config = resumed_config(resume, [*settings, f"trainer.resume={quote(resume)}"])
-    else:
-        config = load(settings)
+    config = load(settings) if resume is None else resumed_config(resume, settings)
     prepare_process(config.trainer.num_threads)
     quiet = config.telemetry.quiet
     asyncio.run(train(config, announce=lambda text: None if quiet else click.echo(text, err=True)))

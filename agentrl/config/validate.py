@@ -242,6 +242,11 @@ def _budgets(config: Config) -> Iterable[str]:
 
 def _failure(config: Config) -> Iterable[str]:
     failure = config.failure
+    if not failure.max_mismatch_kl > 0:
+        yield (
+            f"failure.max_mismatch_kl={failure.max_mismatch_kl}: must be above 0; 1e-6 is strict "
+            "for float32"
+        )
     if failure.policy is FailurePolicy.min_group and not 2 <= failure.k <= config.rollout.n:
         yield (
             f"failure.k={failure.k} with failure.policy=min_group: must be between 2 and "

@@ -110,3 +110,8 @@ class FailureConfig:
     """Steps in a row without one trainable group before the run stops."""
     max_skipped_updates: int = 5
     """Updates in a row with a non-finite gradient before the run stops."""
+    max_mismatch_kl: float = 0.5
+    """KL per token, in nats, from the policy that the engine sampled with to that of the trainer
+    before a step's first update (``mismatch/k3_kl``); above it the run stops. Rounding gives 1e-8
+    in float32 and up to 1e-2 in bfloat16; 1e-6 is a strict setting for float32. With
+    ``max_staleness`` what the policy learned meanwhile counts in."""

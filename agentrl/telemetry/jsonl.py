@@ -69,6 +69,16 @@ def read_metrics(path: Path) -> list[dict[str, MetricValue]]:
     return [merged[step] for step in sorted(merged)]
 
 
+def missing_steps(path: Path, *, through: int) -> list[int]:
+    """Return the steps from 0 to ``through`` of which a metrics file has no line; all without one.
+
+    Raises:
+        DataError: a line before the last is damaged.
+    """
+    known = {line["step"] for _, line in _parse(path)} if path.is_file() else set()
+    return [step for step in range(through + 1) if step not in known]
+
+
 def _restore(path: Path, keep_through_step: int | None) -> None:
     if not path.exists():
         return

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import os
 import re
-from collections.abc import Sequence
+import uuid
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -262,6 +264,21 @@ class RunDir:
                 tokens_path(path).unlink(missing_ok=True)
             sync_folder(folder)
 
+    def refuse_unwritable(self) -> None:
+        """See that everything that is there can be written, before anything is computed for it.
+
+        Raises:
+            ConfigError: names the folder or file that cannot.
+        """
+        for name in ("", "checkpoints", "trajectories", "eval"):
+            folder = self.path / name
+            if os.path.lexists(folder):  # what is not there yet is made in self.path
+                _probe(folder)
+        for file in (self.metrics_path, self.config_path):
+            if os.path.lexists(file):
+                with _named(file):
+                    file.open("ab").close()
+
     def close(self) -> None:
         """Release the lock. Idempotent."""
         if self._lock is not None:
@@ -284,6 +301,28 @@ class RunDir:
     def __exit__(self, *exc_info: object) -> None:
         """Release the lock."""
         self.close()
+
+
+def _probe(folder: Path) -> None:
+    """Write a file into ``folder`` and delete it; a check of permissions would not do for root."""
+    probe = folder / f".writable-{uuid.uuid4().hex[:8]}"
+    with _named(folder):
+        try:
+            probe.write_bytes(bytes(4096))
+        finally:
+            probe.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Turn what the system says of a write into a message that names ``path``."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"{str(path)!r} cannot be written ({error.strerror}), which a run has to: mend it, or "
+            "give another trainer.run_dir"
+        ) from error
 
 
 def _has_content(folder: Path) -> bool:

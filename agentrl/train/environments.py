@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from agentrl.env.config import EnvConfig
 from agentrl.env.entries import EnvEntry, environments
 from agentrl.env.registry import make_env
 from agentrl.env.validate import check_tools
+from agentrl.errors import ConfigError
 from agentrl.tool.binding import Toolbox
 from agentrl.tool.config import ToolsConfig
 
@@ -48,6 +50,27 @@ def make_environments(config: EnvConfig, tools: ToolsConfig | None = None) -> li
         )
         made.append(Environment(entry=entry, env=env, toolbox=toolbox))
     return made
+
+
+def refuse_idle_specs(made: Sequence[Environment], specs: Mapping[str, str]) -> None:
+    """Refuse to replace a tool that no environment has: the one that was meant would go on.
+
+    Args:
+        specs: ``tools.specs``.
+
+    Raises:
+        ConfigError: with the nearest tool.
+    """
+    names = sorted({tool for item in made for tool in item.toolbox.state_keys.values()})
+    for tool, path in specs.items():
+        if tool not in names:
+            close = difflib.get_close_matches(tool, names, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise ConfigError(
+                f"tools.specs.{tool}={path!r}: there is no tool {tool!r} that it could replace in "
+                f"{', '.join(item.name for item in made)}; {hint}"
+                f"known: {', '.join(names) or 'none'}"
+            )
 
 
 def need_sandboxes(environments: Sequence[Environment]) -> bool:

@@ -203,7 +203,8 @@ class Trainer:
         """Update the policy, or count a step that carries no signal.
 
         Raises:
-            TrainingError: too many such steps, or too many non-finite gradients, in a row.
+            TrainingError: too many such steps, or too many non-finite gradients, in a row; the
+                policy that is trained is not the one that sampled.
         """
         if batch.is_empty:
             self.progress.empty_steps += 1
@@ -213,6 +214,7 @@ class Trainer:
         with self.meter.span("update"):
             metrics = self.learner.update(batch, self.step)
         skipped = int(metrics.get("actor/skipped_updates", 0))
+        self._refuse_mismatch(metrics)
         finished = int(metrics.get("actor/updates", 0)) - skipped
         self.progress.skipped_updates = 0 if finished else self.progress.skipped_updates + skipped
         if self.progress.skipped_updates >= self.failure.max_skipped_updates:
@@ -279,6 +281,18 @@ class Trainer:
             started = time.perf_counter()
             self.checkpoints.save(self.step, self.actor.state_dict(), asdict(self.progress))
             self._save_s = time.perf_counter() - started
+
+    def _refuse_mismatch(self, metrics: Metrics) -> None:
+        """Stop where the trained policy is not the sampled one: ratios would mean nothing."""
+        found, limit = metrics.get("mismatch/k3_kl", 0.0), self.failure.max_mismatch_kl
+        if found > limit:
+            raise TrainingError(
+                f"before the update of step {self.step + 1} the trainer's policy was {found:.3g} "
+                "nats per token from the one that the engine sampled with (largest difference of "
+                f"a log-probability: {metrics.get('mismatch/logprob_abs_max', 0.0):.3g}), more "
+                f"than failure.max_mismatch_kl={limit:g}: weights, temperature or precision "
+                "differ; lower rollout.max_staleness, or raise the limit where that is meant"
+            )
 
     def _refuse_without_signal(self, batch: TrainBatch) -> None:
         if self.progress.empty_steps >= self.failure.max_empty_steps:

@@ -9,9 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from agentrl.cli.main import cli, main
+from agentrl.config.load import load, to_dict
 from agentrl.errors import EnvError
+from agentrl.launch import resumed_config
 
 
 class Shell:
@@ -107,6 +110,31 @@ def test_a_mistake_is_one_message_and_exit_code_2(
     assert message in err
     assert "Traceback" not in err
     assert not list(tmp_path.iterdir()), "a refused command leaves nothing behind"
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("trainer.run_dir=other", "trainer.run_dir='other' with trainer.resume='run'"),
+        ("trainer.resume=other", "trainer.resume='other' with --resume run"),
+    ],
+)
+def test_a_resumed_run_goes_on_where_it_is(
+    agentrl: Shell,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    setting: str,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    began = load(["env.id='agentrl.testing:EchoEnv'", "trainer.run_dir=where_it_began"])
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(to_dict(began)))
+    code, _, err = agentrl("train", "--resume", "run", setting)
+    assert code == 2 and message in err
+    # What the run was called when it began is no second choice; naming the same one is none either.
+    assert resumed_config("run", []).trainer.resume == "run"
+    assert resumed_config("run", ["trainer.run_dir=./run"]).trainer.run_dir == "./run"
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,7 @@ ENV = "env.id=guess_number"
             r"trainer.run_dir='a' with trainer.resume='b': .*leave trainer.run_dir out",
         ),
         (["trainer.trajectories=some"], r"write all, none or sample:N"),
+        (["failure.max_mismatch_kl=0"], r"failure.max_mismatch_kl=0.0: must be above 0; 1e-6"),
         (["failure.policy=min_group", "failure.k=9"], r"failure.k=9 .*between 2 and rollout.n=8"),
     ],
 )
@@ -108,6 +109,8 @@ def test_every_problem_is_named_at_once() -> None:
         ["actor.tokens_per_micro_batch=7"],
         ["rollout.n=2", "trainer.prompts_per_step=1", "actor.updates_per_step=2"],
         ["trainer.trajectories=sample:5"],
+        ["failure.max_mismatch_kl=1e-6"],
+        ["failure.max_mismatch_kl=inf"],
         ["eval.temperature=0"],
         ["failure.policy=min_group", "failure.k=2"],
         ["rollout.max_staleness=2"],

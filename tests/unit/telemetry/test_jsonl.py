@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.errors import DataError
-from agentrl.telemetry.jsonl import JsonlTracker, read_metrics
+from agentrl.telemetry.jsonl import JsonlTracker, missing_steps, read_metrics
 from agentrl.telemetry.tracker import TrackedRun
 
 
@@ -23,6 +23,16 @@ def _log(folder: Path, steps: list[int], keep_through_step: int | None = None) -
     for step in steps:
         tracker.log({"reward/mean": step / 10}, step)
     tracker.close()
+
+
+def test_steps_without_a_line_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert missing_steps(path, through=2) == [0, 1, 2]
+    _log(tmp_path, [0, 1, 3])
+    assert missing_steps(path, through=4) == [2, 4]
+    assert missing_steps(path, through=1) == []
+    path.write_text("")
+    assert missing_steps(path, through=0) == [0]
 
 
 def test_one_strict_json_object_per_step(tmp_path: Path) -> None:

@@ -29,6 +29,36 @@ def test_create_again_after_a_start_that_wrote_nothing(tmp_path: Path) -> None:
     RunDir.create(tmp_path / "run").close()
 
 
+@pytest.mark.parametrize("name", ["checkpoints", "trajectories", "eval"])
+def test_a_folder_that_cannot_be_written_is_found_before_anything_is_computed(
+    tmp_path: Path, name: str
+) -> None:
+    with RunDir.create(tmp_path / "run") as run:
+        run.refuse_unwritable()
+        (run.path / name).mkdir()
+        run.refuse_unwritable()
+        assert not list((run.path / name).iterdir()), "nothing is left behind"
+        (run.path / name).rmdir()
+        (run.path / name).symlink_to("/proc/self")  # nobody writes there, root neither
+        with pytest.raises(ConfigError, match=rf"{name}' cannot be written .*trainer.run_dir"):
+            run.refuse_unwritable()
+        (run.path / name).unlink()
+        (run.path / name).write_text("a file")
+        with pytest.raises(ConfigError, match=rf"{name}' cannot be written \(Not a directory\)"):
+            run.refuse_unwritable()
+
+
+def test_metrics_that_cannot_be_appended_to_are_found_too(tmp_path: Path) -> None:
+    with RunDir.create(tmp_path / "run") as run:
+        run.metrics_path.write_text('{"step": 0}\n')
+        run.refuse_unwritable()
+        assert run.metrics_path.read_text() == '{"step": 0}\n'
+        run.metrics_path.unlink()
+        run.metrics_path.mkdir()
+        with pytest.raises(ConfigError, match=r"metrics.jsonl' cannot be written"):
+            run.refuse_unwritable()
+
+
 def test_named_runs_count_up_and_have_safe_names(tmp_path: Path) -> None:
     day = datetime.date(2031, 2, 3)
     with RunDir.create_named("code_sandbox", root=tmp_path, date=day) as one:

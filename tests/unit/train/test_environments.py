@@ -9,7 +9,7 @@ import pytest
 from agentrl.env.config import EnvConfig, MixEntry
 from agentrl.errors import ConfigError, ToolSpecError
 from agentrl.tool.config import ToolsConfig
-from agentrl.train.environments import make_environments, need_sandboxes
+from agentrl.train.environments import make_environments, need_sandboxes, refuse_idle_specs
 
 ECHO = "agentrl.testing:EchoEnv"
 PYTHON = {"tools": ["python"]}
@@ -30,8 +30,19 @@ def test_a_tool_is_replaced_wherever_it_occurs(tmp_path: Path) -> None:
     mix = [MixEntry(id=ECHO, name="plain"), MixEntry(id=ECHO, name="coder", kwargs=PYTHON)]
     with pytest.raises(ToolSpecError, match="none.yaml"):
         make_environments(EnvConfig(mix=mix), ToolsConfig(specs={"python": missing}))
-    made = make_environments(EnvConfig(mix=mix[:1]), ToolsConfig(specs={"python": missing}))
-    assert len(made) == 1
+
+
+def test_a_spec_for_a_tool_that_no_environment_has_is_refused_with_the_nearest() -> None:
+    mix = [MixEntry(id=ECHO, name="plain"), MixEntry(id=ECHO, name="coder", kwargs=PYTHON)]
+    made = make_environments(EnvConfig(mix=mix))
+    with pytest.raises(
+        ConfigError,
+        match=r"tools.specs.pyhton='mine.yaml': .*in plain, coder; did you mean 'python'\? known: ",
+    ):
+        refuse_idle_specs(made, {"pyhton": "mine.yaml"})
+    with pytest.raises(ConfigError, match="known: none"):
+        refuse_idle_specs(made[:1], {"python": "mine.yaml"})
+    refuse_idle_specs(made, {"python": "mine.yaml"})
 
 
 def test_a_wrong_argument_is_named_with_its_entry() -> None:

@@ -225,6 +225,20 @@ def test_gradients_that_are_not_finite_in_a_row_end_the_run(tmp_path: Path) -> N
         fit(parts, total_steps=9, failure=FailureConfig(max_skipped_updates=4))
 
 
+def test_a_trainer_that_has_another_policy_than_the_engine_ends_the_run(tmp_path: Path) -> None:
+    parts = Parts(tmp_path)
+    near, far = ({"actor/updates": 1, "mismatch/k3_kl": kl} for kl in (0.4, 0.6))
+    parts.metrics = [near, near, far]
+    with pytest.raises(
+        TrainingError, match=r"update of step 3 .* 0.6 nats .*failure.max_mismatch_kl=0.5: weights"
+    ):
+        fit(parts, total_steps=9)
+    strict = Parts(tmp_path / "strict")
+    strict.metrics = [{"actor/updates": 1, "mismatch/k3_kl": 2e-6}]
+    with pytest.raises(TrainingError, match="max_mismatch_kl=1e-06"):
+        fit(strict, total_steps=9, failure=FailureConfig(max_mismatch_kl=1e-6))
+
+
 def test_a_producer_that_dies_ends_the_run_with_its_error(tmp_path: Path) -> None:
     parts = Parts(tmp_path)
 
