@@ -39,7 +39,7 @@ class Case:
 
 
 CASES = {
-    "vanilla": Case(ours=CLIP | {"dual_clip": 3.0}),
+    "vanilla": Case(ours=CLIP | {"dual_clip": 1.5}, actor={"clip_ratio_c": 1.5}),
     "gspo": Case(ours=CLIP),
     "gpg": Case(),
     "cispo": Case(ours=CLIP),
