@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -282,10 +282,11 @@ def get_estimator(name: str) -> Estimator:
     Raises:
         RegistryError: nothing of that name, or something else than a function.
     """
-    found: Any = ESTIMATORS.get(name)
-    if not isinstance(found, Callable):
+    found = ESTIMATORS.get(name)
+    if not callable(found):
         raise RegistryError(
             f"advantage estimator {name!r} is {type(found).__name__}, no function: give "
             "estimate(batch, *, ...)"
         )
-    return found if hasattr(found, "needs") else estimator()(found)
+    function = cast(Any, found)  # what Registry[Any] gives, before callable() narrowed it
+    return function if hasattr(function, "needs") else estimator()(function)

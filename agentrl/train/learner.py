@@ -31,6 +31,9 @@ from agentrl.train.credit import (
 
 Metrics = dict[str, Any]
 
+ROUNDING_NATS = 1e-5
+"""Log-probabilities of one policy differ by less between two float32 passes."""
+
 
 class ReferencePolicy(Protocol):
     """Scores tokens with the policy that the run started from."""
@@ -171,8 +174,10 @@ class Learner:
         if not self._kl_in_reward:
             return replace(batch.credit, **inputs), {}
         old = "trainer_logprobs" if "trainer_logprobs" in packed.tokens else "logprobs"
-        ref = of_sampled(packed, "ref_logprobs")
-        distance = kl_estimate(of_sampled(packed, old), ref, self.algo.kl.kind.rstrip("+"))
+        sampled, ref = of_sampled(packed, old), of_sampled(packed, "ref_logprobs")
+        distance = kl_estimate(sampled, ref, self.algo.kl.kind.rstrip("+"))
+        # Where all rewards are equal, an estimator that whitens would make a signal of rounding.
+        distance = distance.masked_fill((sampled - ref).abs() < ROUNDING_NATS, 0.0)
         inputs["token_penalties"] = -self.kl.value * distance
         measured = float(distance.mean())
         self.kl.update(measured, num_sessions=len(batch.sessions))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -221,6 +222,24 @@ def test_a_kl_in_the_reward_moves_advantages_and_one_in_the_loss_does_not(model:
     in_loss = advantages(KLPlace.loss, 0.5)
     in_reward = advantages(KLPlace.reward, 0.5)
     assert float((in_loss - in_reward).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["k1", "k3", "abs"])
+def test_rounding_is_no_distance_to_the_reference(model: Any, kind: str) -> None:
+    """The first step: the policy is the reference, all rewards are equal, so nothing is learned."""
+    algo = AlgoConfig(
+        advantage="reinforce_plus_plus",
+        kl=KLConfig(coef=1e-3, kind=kind, where=KLPlace.reward),
+    )
+    for off, is_empty in ((3e-7, True), (1e-3, False)):
+        groups = groups_of(model, off=off)
+        for member in (member for group in groups for member in group.trajectories):
+            assert member.score is not None
+            member.score = dataclasses.replace(member.score, reward=0.0)
+        made, _ = learner(model, algo)
+        batch, metrics = made.assign_credit(assemble(groups, made.credit))
+        assert batch.is_empty == is_empty
+        assert (metrics["credit/ref_kl"] == 0) == is_empty
 
 
 def test_an_adaptive_coefficient_is_part_of_the_state(model: Any) -> None:
