@@ -1,6 +1,6 @@
 """K independent rewarded decisions per episode: what credit per turn is for.
 
-Each turn shows a word and asks for one of a few answers; a fixed table says which one is right and
+Each turn shows a word and asks for one of two answers; a fixed table says which one is right and
 the turn is paid 1 for it. Nothing carries over from turn to turn, so all that a turn's reward says
 is about that turn. An estimator that credits whole episodes has to tell it from the noise of the
 K - 1 others.
@@ -16,8 +16,8 @@ from agentrl import Demonstration, Env, Task
 from agentrl.env.base import ScriptedTurn
 from agentrl.seeding import derive_seed
 
-ANSWERS = "abcd"
-NUM_WORDS = 16
+ANSWERS = "ab"
+NUM_WORDS = 8
 SPLITS = ("train", "val", "test")
 
 
@@ -34,10 +34,16 @@ class Decisions(Env):
         self._turn = 0
 
     def tasks(self, split: str) -> Sequence[Task]:
-        return [
-            Task(id=f"{split}-{index}", data={"words": self._draw(f"{split} {index}")})
-            for index in range(4096 if split == "train" else 256)
-        ]
+        """Sequences of words; the splits share none."""
+        found: dict[str, Task] = {}
+        index, wanted = 0, 4096 if split == "train" else 256
+        while len(found) < wanted:
+            words = self._draw(f"{split} {index}")
+            name = "".join(map(str, words))
+            if derive_seed("decisions split", name) % len(SPLITS) == SPLITS.index(split):
+                found[name] = Task(id=name, data={"words": words})
+            index += 1
+        return list(found.values())
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -69,5 +75,5 @@ class Decisions(Env):
 
 
 def right_answer(word: int) -> str:
-    """The fixed table."""
-    return ANSWERS[derive_seed("decisions table", word) % len(ANSWERS)]
+    """The fixed table: as many of one answer as of the other, in no simple order."""
+    return ANSWERS[int("10010110"[word])]

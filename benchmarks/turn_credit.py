@@ -1,12 +1,13 @@
 """Does credit per turn pay? Episodes to a fixed success, against credit for whole episodes.
 
-    python benchmarks/turn_credit.py --out results/ [--envs decisions,guess] [--seeds 0,1] [--jobs 2]
+    python benchmarks/turn_credit.py --out results/ [--envs guess] [--jobs 2]
     python benchmarks/turn_credit.py --out results/ --table
 
-Two environments: `decisions` (eight independent rewarded decisions an episode) and `guess`
-(guess_number with rewards for narrowing the range). Every arm has the same model, the same warm
-start, the same number of episodes a step, and the same grid of learning rates; each arm is judged
-at its best rate. An arm that never gets there counts with all its episodes, marked `>`.
+Environments: `decisions-8` and `decisions-24` (so many independent rewarded decisions an episode)
+and `guess` (guess_number with rewards for narrowing the range). Every arm has the same model, the
+same warm start, the same number of episodes a step, and the same grid of learning rates; each arm
+is judged at its best rate. A run that never gets there, or that ends because no reward is left to
+learn from, counts with all its episodes, marked `>`.
 
 Each run is one process with one torch thread.
 """
@@ -40,40 +41,55 @@ class Setting:
     overrides: tuple[str, ...]
     metric: str
     target: float
+    prompts: int
+    """Of a step; each is sampled eight times."""
     steps: int
-    rates: tuple[float, ...]
+
+    @property
+    def episodes_per_step(self) -> int:
+        return 8 * self.prompts
 
 
-SETTINGS = {
-    "decisions": Setting(
+def decisions(num_turns: int, *, prompts: int, steps: int) -> Setting:
+    """So many independent decisions an episode; nine in ten right is success."""
+    return Setting(
         (
             f"env.id={HERE / 'decisions_env.py'}:Decisions",
+            f"env.kwargs.num_turns={num_turns}",
             "env.process=false",
-            "rollout.max_turns=8",
+            f"rollout.max_turns={num_turns}",
             "rollout.max_turn_tokens=8",
             "model.warm_start.steps=200",
         ),
         metric="reward/mean",
-        target=7.2,  # of 8: nine decisions in ten are right
-        steps=80,
-        rates=(5e-4, 1.5e-3, 4.5e-3),
-    ),
+        target=0.9 * num_turns,
+        prompts=prompts,
+        steps=steps,
+    )
+
+
+SETTINGS = {
+    "decisions-8": decisions(8, prompts=8, steps=100),
+    "decisions-24": decisions(24, prompts=4, steps=120),
     "guess": Setting(
         ("env.id=guess_number", "env.kwargs.turn_reward=1.0", "rollout.max_turn_tokens=8"),
         metric="success/mean",
         target=0.9,
-        steps=40,
-        rates=(2.5e-4, 7.5e-4, 2.25e-3),
+        prompts=8,
+        steps=80,
     ),
 }
+RATES = (3e-4, 6e-4, 1.2e-3)
 ARMS = {
     "grpo": ["algo=grpo"],
     "turn_return": ["algo=turn_return"],
-    "turn_return, discounted": ["algo=turn_return", "algo.gamma=0.5"],
+    "turn_return, reached": ["algo=turn_return", "algo.advantage_kwargs.pad_stopped=false"],
+    "turn_return, normalized": ["algo=turn_return", "algo.advantage_kwargs.normalize_std=true"],
+    "turn_return, gamma 0.5": ["algo=turn_return", "algo.gamma=0.5"],
 }
 COMMON = [
     "trainer.num_threads=1",
-    "trainer.prompts_per_step=16",
+    "algo.entropy_coef=0.01",
     "trainer.eval_every=0",
     "eval.test_tasks=8",
     "trainer.trajectories=none",
@@ -81,7 +97,6 @@ COMMON = [
     "telemetry.trackers=[]",
     "actor.schedule=constant",
 ]
-EPISODES_PER_STEP = 16 * 8
 
 
 def run_one(env: str, arm: str, rate: float, seed: int, out: Path) -> None:
@@ -98,6 +113,8 @@ def run_one(env: str, arm: str, rate: float, seed: int, out: Path) -> None:
             *COMMON,
             f"actor.lr={rate}",
             f"trainer.seed={seed}",
+            f"trainer.prompts_per_step={setting.prompts}",
+            "rollout.n=8",
             f"trainer.total_steps={setting.steps}",
             f"trainer.run_dir='{run_path(out, env, arm, rate, seed)}'",
         ]
@@ -112,7 +129,7 @@ def run_one(env: str, arm: str, rate: float, seed: int, out: Path) -> None:
 
 
 def run_path(out: Path, env: str, arm: str, rate: float, seed: int) -> Path:
-    return out / f"{env}--{arm.replace(', ', '-')}--{rate:g}--{seed}"
+    return out / f"{env}--{arm.replace(', ', '-').replace(' ', '-')}--{rate:g}--{seed}"
 
 
 def episodes_to_target(run: Path, setting: Setting) -> tuple[float, bool]:
@@ -124,8 +141,8 @@ def episodes_to_target(run: Path, setting: Setting) -> tuple[float, bool]:
     ]
     for step in range(WINDOW, len(values) + 1):
         if statistics.fmean(values[step - WINDOW : step]) >= setting.target:
-            return step * EPISODES_PER_STEP, True
-    return len(values) * EPISODES_PER_STEP, False
+            return step * setting.episodes_per_step, True
+    return setting.steps * setting.episodes_per_step, False
 
 
 def table(out: Path, envs: Sequence[str], seeds: Sequence[int]) -> str:
@@ -141,7 +158,7 @@ def table(out: Path, envs: Sequence[str], seeds: Sequence[int]) -> str:
         ]
         for arm in ARMS:
             by_rate: dict[float, list[float]] = {}
-            for rate in setting.rates:
+            for rate in RATES:
                 found = [
                     episodes_to_target(run_path(out, env, arm, rate, s), setting) for s in seeds
                 ]
@@ -184,7 +201,7 @@ def main() -> None:
         runs = [
             (env, arm, rate, seed)
             for env in envs
-            for rate in SETTINGS[env].rates
+            for rate in RATES
             for seed in seeds
             for arm in ARMS
         ]
@@ -196,12 +213,12 @@ def main() -> None:
 def start(out: Path, env: str, arm: str, rate: float, seed: int) -> Any:
     """Run one in a process of its own, unless it is there; its output goes to a file."""
     path = run_path(out, env, arm, rate, seed)
-    if (path / "checkpoints").is_dir():
+    if (path / "metrics.jsonl").is_file():
         return
     out.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, __file__, "--out", str(out), "--one", env, arm, str(rate), str(seed)]
-    with path.with_suffix(".log").open("w") as log:
-        subprocess.run(command, stdout=log, stderr=log, check=True, timeout=3600)
+    with Path(f"{path}.log").open("w") as log:
+        subprocess.run(command, stdout=log, stderr=log, check=False, timeout=3600)
 
 
 if __name__ == "__main__":
