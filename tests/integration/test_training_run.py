@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -231,6 +232,19 @@ def test_a_resume_with_other_settings_is_refused_by_name(cache: Path, whole_run:
 def test_a_finished_run_says_so(cache: Path, whole_run: Path) -> None:
     out = agentrl(cache, "train", "--resume", str(whole_run), expect=2)
     assert "has finished" in out and "trainer.total_steps" in out
+
+
+def test_metrics_that_are_gone_are_told_when_a_run_goes_on(
+    cache: Path, whole_run: Path, tmp_path: Path
+) -> None:
+    """A copy goes on where it is now, not where the run began."""
+    copy = shutil.copytree(whole_run, tmp_path / "copy")
+    before = (whole_run / "metrics.jsonl").read_text()
+    (copy / "metrics.jsonl").write_text("")
+    out = agentrl(cache, "train", "--resume", str(copy), expect=2)
+    assert f"{copy / 'metrics.jsonl'} has no lines of 5 of the steps 0 to 4 (0, 1, 2, 3, 4)" in out
+    assert "has finished" in out and str(copy) in out
+    assert (whole_run / "metrics.jsonl").read_text() == before
 
 
 def test_learning_rate_zero_changes_nothing(cache: Path, tmp_path: Path) -> None:
