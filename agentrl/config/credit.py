@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from agentrl.algo.config import CreditConfig
+from agentrl.algo.reward_weights import named_reward_problems
 from agentrl.errors import AgentRLError
 from agentrl.kwargs import check_kwargs
 from agentrl.reward.checks import part_configs
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from agentrl.config.schema import Config
     from agentrl.reward.config import RewardConfig
 
-BUILT_IN_REWARDS = ("outcome", "turn", "tool")
 SINGLE_VALUED = ("format", "overlong", "judge", "hf_classifier")
 """Parts of a reward that give their value and ``name/...``, but nothing under another name."""
 _DISCOUNTS = ("gamma", "lam")
@@ -70,36 +69,6 @@ def credit_problems(credit: CreditConfig, config: Config, *, key: str) -> Iterab
         )
     if estimator.min_group < 2:
         yield from _ungrouped(name, config, key)
-
-
-def named_reward_problems(
-    weights: Mapping[str, float], parts: Mapping[str, float], *, key: str, complete: bool
-) -> Iterable[str]:
-    """Yield what is wrong with the parts of a rubric that ``reward_weights`` names.
-
-    Args:
-        parts: the rubric's own parts, name -> weight in the outcome.
-        key: where the settings stand, for messages.
-        complete: there can be no others; else only what looks misspelt is refused.
-    """
-    for name, weight in weights.items():
-        if name in BUILT_IN_REWARDS:
-            continue
-        owner = name.split("/")[0]
-        close = difflib.get_close_matches(name, [*parts, *BUILT_IN_REWARDS], n=1, cutoff=0.75)
-        if owner not in parts and (complete or close):
-            hint = f"did you mean {close[0]}? " if close else ""
-            yield (
-                f"{key}.reward_weights.{name}={weight}: no part of the reward has that name; "
-                f"{hint}known: {', '.join([*BUILT_IN_REWARDS, *parts])}"
-            )
-        elif weight and parts.get(name) and weights.get("outcome", 0.0):
-            yield (
-                f"{key}.reward_weights.{name}={weight} with outcome={weights['outcome']}: the "
-                f"outcome holds {name!r} already (weight {parts[name]}), so it would count twice; "
-                f"set {key}.reward_weights.outcome=0 and weigh every part by its name, or leave "
-                f"{name} out"
-            )
 
 
 def _weights(weights: Mapping[str, float], reward: RewardConfig, *, key: str) -> Iterable[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.algo.config import CreditConfig
 from agentrl.algo.credit import get_estimator
-from agentrl.config.credit import named_reward_problems
+from agentrl.algo.reward_weights import named_reward_problems
 from agentrl.env.base import Env
 from agentrl.errors import ConfigError
 from agentrl.rollout.tree import refuse_unbranchable
