@@ -205,7 +205,13 @@ def _checked(override: Override) -> Override:
     free = _free_keys()
     if key in _known_keys() or key in free or any(key.startswith(f"{name}.") for name in free):
         return override
-    raise ConfigError(unknown_key_message(key, _known_keys() + free))
+    section, _, leaf = key.rpartition(".")
+    homes = [
+        name for name in free if name.endswith("kwargs") and name.rpartition(".")[0] == section
+    ]
+    argument = f"; arguments stand under {' or '.join(f'{n}.{leaf}' for n in homes)}"
+    message = unknown_key_message(key, _known_keys() + free)
+    raise ConfigError(message + (argument if homes else ""))
 
 
 def _check_items(key: str, override: Override) -> None:

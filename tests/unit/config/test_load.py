@@ -40,6 +40,13 @@ def test_a_misspelt_key_is_refused_with_the_nearest_however_it_is_written(prefix
     refuse(f"{prefix}rollout.temprature=0.5", match="did you mean rollout.temperature")
 
 
+def test_an_argument_in_the_place_of_a_setting_is_told_where_arguments_stand() -> None:
+    refuse("algo.clip_low=0.1", match=r"arguments stand under .*algo.loss_kwargs.clip_low")
+    refuse(
+        "env.level=2", match=r"unknown setting 'env.level'.*arguments stand under env.kwargs.level"
+    )
+
+
 def test_a_key_in_the_wrong_section_is_found_by_its_name() -> None:
     refuse("trainer.max_staleness=1", match="did you mean rollout.max_staleness")
 
