@@ -333,10 +333,11 @@ class Trajectory:
 
     @property
     def total_reward(self) -> float:
-        """Outcome reward plus the rewards of the turns; 0.0 for a failed trajectory."""
+        """Outcome reward, rewards of the turns and of the tools; 0.0 for a failed trajectory."""
         if self.score is None:
             return 0.0
-        return self.score.reward + sum(turn.reward for turn in self.turns)
+        tools = sum(result.reward for turn in self.turns for result in turn.tool_results)
+        return self.score.reward + sum(turn.reward for turn in self.turns) + tools
 
     @property
     def num_sampled_tokens(self) -> int:

@@ -31,9 +31,6 @@ from agentrl.train.credit import (
 
 Metrics = dict[str, Any]
 
-ROUNDING_NATS = 1e-5
-"""Log-probabilities of one policy differ by less between two float32 passes."""
-
 
 class ReferencePolicy(Protocol):
     """Scores tokens with the policy that the run started from."""
@@ -91,7 +88,7 @@ class Learner:
         advantages = torch.zeros(0)
         if batch.batch is not None:
             needs = needs_of(self.credit)
-            self._infer(batch.batch, fields_to_infer(needs), reference=self._kl_in_reward)
+            self._infer(batch.batch, self._fields_of_credit(needs), reference=self._kl_in_reward)
             metrics |= self._correct_once(batch.batch) if "old_logprobs" in needs else {}
             inputs, found = self._model_inputs(batch, needs)
             metrics |= found
@@ -143,6 +140,15 @@ class Learner:
     def _kl_in_reward(self) -> bool:
         return self.kl.value != 0 and self.algo.kl.where is KLPlace.reward
 
+    def _fields_of_credit(self, needs: Collection[str]) -> list[str]:
+        """Return what the estimator needs of the policy.
+
+        A KL in the reward compares the trainer with the reference, never the engine: two scorers
+        that round alike, so that equal weights give exactly 0.
+        """
+        fields = fields_to_infer(needs)
+        return fields if fields or not self._kl_in_reward else ["logprobs"]
+
     @property
     def _fields_of_loss(self) -> list[str]:
         return ["logprobs"] if self._decoupled else []
@@ -173,11 +179,11 @@ class Learner:
             inputs["is_weights"] = of_sampled(packed, "is_weights")
         if not self._kl_in_reward:
             return replace(batch.credit, **inputs), {}
-        old = "trainer_logprobs" if "trainer_logprobs" in packed.tokens else "logprobs"
-        sampled, ref = of_sampled(packed, old), of_sampled(packed, "ref_logprobs")
-        distance = kl_estimate(sampled, ref, self.algo.kl.kind.rstrip("+"))
-        # Where all rewards are equal, an estimator that whitens would make a signal of rounding.
-        distance = distance.masked_fill((sampled - ref).abs() < ROUNDING_NATS, 0.0)
+        distance = kl_estimate(
+            of_sampled(packed, "trainer_logprobs"),
+            of_sampled(packed, "ref_logprobs"),
+            self.algo.kl.kind.rstrip("+"),
+        )
         inputs["token_penalties"] = -self.kl.value * distance
         measured = float(distance.mean())
         self.kl.update(measured, num_sessions=len(batch.sessions))
@@ -219,20 +225,20 @@ class Learner:
         chooses tokens. Returns metrics and the names of the loss's token fields.
         """
         bypass = self._corrects and not self._decoupled
-        prepared = isinstance(self.token_loss, PreparedLoss)
-        if not bypass and not prepared:
+        loss = self.token_loss
+        if not bypass and not isinstance(loss, PreparedLoss):
             return {}, ()
         budget = self.optimization.tokens_per_micro_batch
         present = self.actor.infer_batch(batch, tokens_per_micro_batch=budget)["logprobs"]
         metrics: Metrics = {}
         if bypass:  # a loss with a ratio to the engine's policy is weighed already
-            metrics = self._correct(batch, present, weigh=not self.token_loss.uses_ratio)
+            metrics = self._correct(batch, present, weigh=not loss.uses_ratio)
             batch.tokens["loss_mask"] = batch.tokens["loss_mask"] & batch.tokens["keep"]
-        if not prepared:
+        if not isinstance(loss, PreparedLoss):
             return metrics, ()
         mask = batch.tokens["loss_mask"]
         generator = torch.Generator().manual_seed(seed)
-        fields = self.token_loss.prepare(
+        fields = loss.prepare(
             present[mask],
             batch.tokens["advantages"][mask],
             old_logprobs=batch.tokens["old_logprobs"][mask],
