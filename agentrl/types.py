@@ -359,8 +359,6 @@ class TrajectoryGroup:
     """Position of the prompt in the run's stream of prompts; -1 where it comes from none."""
     discarded: list[Trajectory] = field(default_factory=list)
     """Failed attempts that were run again: data for the record, never trained."""
-    index: int = 0
-    """Which dispatch of the run it was."""
     baseline: Trajectory | None = None
     """A greedy episode of the prompt, where the estimator compares with one. Never trained."""
     gave_up: bool = False

@@ -21,7 +21,7 @@ from agentrl.kwargs import check_kwargs
 from agentrl.registry import Registry
 
 MAX_TURN_KEYS = 8
-"""Turns that have an entropy metric of their own."""
+"""Turns that have metrics of their own: entropy, and mass of advantage."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -63,12 +63,9 @@ class TokenLossFn(Protocol):
     """A loss per token: a frozen dataclass whose fields are its settings."""
 
     uses_ratio: ClassVar[bool]
-    """The gradient is weighed by a ratio to ``old_logprobs``: where those are the engine's, the
-    loss corrects for the mismatch with the engine by itself."""
-
-    uses_ratio: ClassVar[bool]
-    """Whether the loss holds the ratio to the old policy; one that does not may be weighed by
-    importance weights instead."""
+    """Whether the gradient is weighed by the ratio to ``old_logprobs``. Where those are the
+    engine's, such a loss corrects for the mismatch with the engine by itself; one without may be
+    weighed by importance weights instead."""
 
     def __call__(self, inputs: LossInput) -> TokenLoss:
         """Return the loss of each of the [M] tokens."""

@@ -13,13 +13,11 @@ from torch import Tensor
 from agentrl.algo.config import CreditConfig, GroupsConfig
 from agentrl.algo.credit import Credit, CreditBatch, get_estimator
 from agentrl.algo.group_baselines import group_statistics
+from agentrl.algo.loss import MAX_TURN_KEYS
 from agentrl.batch import Batch
 from agentrl.errors import TrainingError
 from agentrl.train.assemble import TrainBatch, assemble
 from agentrl.types import TrajectoryGroup
-
-MAX_TURN_KEYS = 8
-"""Turns that have metrics of their own."""
 
 
 def estimate(
