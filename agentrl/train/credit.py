@@ -14,6 +14,7 @@ from agentrl.algo.config import CreditConfig, GroupsConfig
 from agentrl.algo.credit import Credit, CreditBatch, get_estimator
 from agentrl.algo.group_baselines import group_statistics
 from agentrl.algo.loss import MAX_TURN_KEYS
+from agentrl.algo.ragged import position_in_segment
 from agentrl.batch import Batch
 from agentrl.errors import TrainingError
 from agentrl.train.assemble import TrainBatch, assemble
@@ -104,29 +105,33 @@ def credit_metrics(batch: TrainBatch, advantages: Tensor) -> dict[str, float]:
     Returns:
         ``credit/advantage_mass/turn_<k>``: share of the summed absolute advantage that falls on
         the k-th turns; ``credit/advantage_{mean,std}`` over tokens; ``credit/reward/<name>``: mean
-        weighted reward of each name.
+        weighted reward of each name, over the sessions in which it has a weight.
     """
     credit = batch.credit
-    metrics = {
-        f"credit/reward/{name}": float(values.mean())
-        for name, values in credit.named_rewards.items()
-        if len(values) and bool(values.any())
-    }
+    metrics: dict[str, float] = {}
+    for name, values in credit.named_rewards.items():
+        weighted = credit.named_weights[name] != 0  # in a mix, others do not know the name
+        if bool(weighted.any()):
+            metrics[f"credit/reward/{name}"] = float(values[weighted].mean())
     if not len(advantages):
         return metrics
-    starts = credit.turns_per_session.cumsum(0) - credit.turns_per_session
-    turn_index = torch.arange(len(credit.tokens_per_turn)) - starts[credit.session_of_turn]
-    if credit.branch_turn is not None:
-        turn_index = turn_index + credit.branch_turn[credit.session_of_turn]
-    mass = torch.zeros(int(turn_index.max()) + 1).index_add(
-        0, turn_index[credit.turn_of_token], advantages.abs()
-    )
+    mass = _mass_by_turn(credit, advantages)
     total = float(mass.sum())
     for index, value in enumerate(mass[:MAX_TURN_KEYS].tolist()):
         metrics[f"credit/advantage_mass/turn_{index + 1}"] = value / total if total else 0.0
     metrics["credit/advantage_mean"] = float(advantages.mean())
     metrics["credit/advantage_std"] = float(advantages.std(correction=0))
     return metrics
+
+
+def _mass_by_turn(credit: CreditBatch, advantages: Tensor) -> Tensor:
+    """Sum of absolute advantages by the position of the turn in its episode; float32."""
+    turn_index = position_in_segment(credit.turns_per_session)
+    if credit.branch_turn is not None:
+        turn_index = turn_index + credit.branch_turn[credit.session_of_turn]
+    return torch.zeros(int(turn_index.max()) + 1).index_add(
+        0, turn_index[credit.turn_of_token], advantages.abs()
+    )
 
 
 def of_sampled(packed: Batch, name: str) -> Tensor:

@@ -145,4 +145,30 @@ def test_the_mass_of_advantages_is_told_by_turn() -> None:
     assert metrics["credit/advantage_mass/turn_1"] == pytest.approx(0.75)
     assert metrics["credit/advantage_mass/turn_2"] == pytest.approx(0.25)
     assert metrics["credit/reward/outcome"] == pytest.approx(0.5)
-    assert "credit/reward/tool" not in metrics
+
+
+def test_the_mass_of_a_branch_falls_on_the_turns_that_it_sampled() -> None:
+    branch = make_session("b", 0.0, [[0, 1, 0, 1]], sample_index=1)
+    first, second = branch.turns
+    first.inherited, first.end = True, first.start
+    branch.segments[0].loss_mask[1] = False
+    branch.parent, branch.branch_turn = 0, 1
+    assert second.index == 1
+    made = assemble([make_group(make_session("a", 1.0), branch)], {"e": PLAIN})
+    metrics = credit_metrics(made, torch.tensor([1.0, -3.0]))
+    assert metrics["credit/advantage_mass/turn_1"] == pytest.approx(0.25)
+    assert metrics["credit/advantage_mass/turn_2"] == pytest.approx(0.75)
+
+
+def test_a_reward_that_falls_to_nothing_is_told_and_means_are_over_those_who_can_earn_it() -> None:
+    configs = {
+        "e": CreditConfig(reward_weights={"outcome": 1.0, "turn": 1.0}),
+        "f": CreditConfig(reward_weights={"style": 2.0}),
+    }
+    mute = make_session("a", 0.0)
+    styled = make_session("b", 1.0, parts={"style": 0.5}, env_id="f")
+    made = assemble([make_group(mute), make_group(styled, index=1)], configs)
+    metrics = credit_metrics(made, torch.zeros(2))
+    assert metrics["credit/reward/outcome"] == metrics["credit/reward/turn"] == 0.0
+    assert metrics["credit/reward/style"] == 1.0
+    assert "credit/reward/tool" not in metrics  # nobody weighs it
