@@ -63,7 +63,7 @@ class Decisions(Env):
         rng = random.Random(f"{seed}:{split}")
         tasks = self.tasks(split)
 
-        def answer(_: Any) -> ScriptedTurn:
+        def answer(messages: Any) -> ScriptedTurn:
             return ScriptedTurn(content=rng.choice(ANSWERS))
 
         while True:

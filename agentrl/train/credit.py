@@ -88,14 +88,21 @@ def with_advantages(batch: TrainBatch, advantages: Tensor, choice: GroupsConfig)
     rows = chosen[packed.rows["session"]].nonzero().squeeze(1)
     flat = len(groups) - len(credit.group[by_session > 0].unique())
     return replace(
+        keep_rows(batch, packed, rows),
+        advantages=_for_the_record(batch, packed),
+        why_empty=f"{flat} of {len(groups)} groups without a difference in reward; "
+        + batch.why_empty,
+    )
+
+
+def keep_rows(batch: TrainBatch, packed: Batch, rows: Tensor) -> TrainBatch:
+    """Return the batch with the ``rows``, int64, of ``packed`` alone; None where there is none."""
+    return replace(
         batch,
         batch=packed.select(rows) if len(rows) else None,
-        advantages=_for_the_record(batch, packed),
         trained_ids=frozenset(
             batch.sessions[int(session)].id for session in packed.rows["session"][rows].unique()
         ),
-        why_empty=f"{flat} of {len(groups)} groups without a difference in reward; "
-        + batch.why_empty,
     )
 
 

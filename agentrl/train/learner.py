@@ -24,6 +24,7 @@ from agentrl.train.credit import (
     credit_metrics,
     estimate,
     fields_to_infer,
+    keep_rows,
     needs_of,
     of_sampled,
     with_advantages,
@@ -98,7 +99,7 @@ class Learner:
         if batch.batch is not None:
             self._infer(batch.batch, self._fields_of_loss, reference=self.kl.value != 0)
             metrics |= self._correct_once(batch.batch)
-            _finish_masks(batch.batch, decoupled=self._decoupled)
+            batch = _finish_masks(batch, batch.batch, decoupled=self._decoupled)
         return batch, metrics
 
     def update(self, train_batch: TrainBatch, step: int) -> Metrics:
@@ -109,7 +110,7 @@ class Learner:
         extra cost.
 
         Returns:
-            Means over the updates under ``actor/`` and ``correction/``; ``mismatch/`` of the first.
+            See :func:`combine`.
         """
         batch = train_batch.batch
         assert batch is not None, "an empty batch is not trained on"
@@ -120,10 +121,9 @@ class Learner:
                 choices = derive_seed(order, "choices", len(updates))
                 updates.append(self._update_once(part, seed=choices, first=not updates))
         metrics = combine(updates)
-        if self.algo.kl.coef:
+        if "actor/ref_kl" in metrics:  # the KL is in the loss
             metrics["actor/kl_coef"] = self.kl.value
-            if not self._kl_in_reward and "actor/ref_kl" in metrics:
-                self.kl.update(metrics["actor/ref_kl"], num_sessions=len(train_batch.trained_ids))
+            self.kl.update(metrics["actor/ref_kl"], num_sessions=len(train_batch.trained_ids))
         return metrics
 
     @property
@@ -182,12 +182,13 @@ class Learner:
         distance = kl_estimate(
             of_sampled(packed, "trainer_logprobs"),
             of_sampled(packed, "ref_logprobs"),
-            self.algo.kl.kind.rstrip("+"),
+            self.algo.kl.kind,
         )
         inputs["token_penalties"] = -self.kl.value * distance
         measured = float(distance.mean())
+        metrics = {"credit/ref_kl": measured, "actor/kl_coef": self.kl.value}
         self.kl.update(measured, num_sessions=len(batch.sessions))
-        return replace(batch.credit, **inputs), {"credit/ref_kl": measured}
+        return replace(batch.credit, **inputs), metrics
 
     def _correct_once(self, batch: Batch) -> Metrics:
         """Decoupled: one correction a step, between the trainer's old policy and the engine's."""
@@ -286,26 +287,35 @@ _TOKEN_FIELDS = {"logprobs": "trainer_logprobs", "sum_pi_squared": "sum_pi_squar
 
 
 def combine(updates: Sequence[Mapping[str, Any]]) -> Metrics:
-    """Means over updates under ``actor/``; ``mismatch/`` is the first's, ``*_max`` the largest."""
+    """Put the metrics of a step's updates together.
+
+    Returns:
+        Under ``actor/`` and ``correction/`` means over the updates, ``*_max`` their maximum;
+        ``mismatch/`` of the first one. ``actor/updates`` counts those that had a token to train
+        on, ``actor/skipped_updates`` those of them whose gradient was not finite.
+    """
     metrics: Metrics = {
-        "actor/updates": len(updates),
+        "actor/updates": sum(update.get("micro_batches", 1) > 0 for update in updates),
         "actor/skipped_updates": int(sum(update.get("skipped", 0) for update in updates)),
     }
     for name in dict.fromkeys(name for update in updates for name in update):
         values = [update[name] for update in updates if name in update]
+        key = name if name.startswith(("mismatch/", "correction/")) else f"actor/{name}"
         if name.startswith("mismatch/"):
-            metrics[name] = values[0]
-        elif name.startswith("correction/"):
-            metrics[name] = sum(values) / len(values)
+            metrics[key] = values[0]
         elif name.endswith("_max"):
-            metrics[f"actor/{name}"] = max(values)
+            metrics[key] = max(values)
         elif name != "skipped":
-            metrics[f"actor/{name}"] = sum(values) / len(values)
+            metrics[key] = sum(values) / len(values)
     return metrics
 
 
-def _finish_masks(batch: Batch, *, decoupled: bool) -> None:
-    """Name the policy that ratios are against, and take rejected tokens out of the mask."""
-    batch.tokens["old_logprobs"] = batch.tokens["trainer_logprobs" if decoupled else "logprobs"]
-    if "keep" in batch.tokens:
-        batch.tokens["loss_mask"] = batch.tokens["loss_mask"] & batch.tokens["keep"]
+def _finish_masks(batch: TrainBatch, packed: Batch, *, decoupled: bool) -> TrainBatch:
+    """Name the policy that ratios are against, and leave out what the correction rejected."""
+    packed.tokens["old_logprobs"] = packed.tokens["trainer_logprobs" if decoupled else "logprobs"]
+    if "keep" not in packed.tokens:
+        return batch
+    packed.tokens["loss_mask"] = packed.tokens["loss_mask"] & packed.tokens["keep"]
+    rows = packed.row_of_token[packed.tokens["loss_mask"]].unique()
+    why = f"algo.correction rejected every token of the others; {batch.why_empty}"
+    return replace(keep_rows(batch, packed, rows), why_empty=why)

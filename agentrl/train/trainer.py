@@ -207,15 +207,15 @@ class Trainer:
                 policy that is trained is not the one that sampled.
         """
         if batch.is_empty:
-            self.progress.empty_steps += 1
-            self._refuse_without_signal(batch)
-            return {"actor/updates": 0, "group/empty_steps": self.progress.empty_steps}
-        self.progress.empty_steps = 0
+            return {"actor/updates": 0, **self._count_empty_step(batch.why_empty)}
         with self.meter.span("update"):
             metrics = self.learner.update(batch, self.step)
+        if not metrics["actor/updates"]:
+            return metrics | self._count_empty_step("algo.correction rejected every token")
+        self.progress.empty_steps = 0
         skipped = int(metrics.get("actor/skipped_updates", 0))
         self._refuse_mismatch(metrics)
-        finished = int(metrics.get("actor/updates", 0)) - skipped
+        finished = int(metrics["actor/updates"]) - skipped
         self.progress.skipped_updates = 0 if finished else self.progress.skipped_updates + skipped
         if self.progress.skipped_updates >= self.failure.max_skipped_updates:
             raise TrainingError(
@@ -294,13 +294,20 @@ class Trainer:
                 "differ; lower rollout.max_staleness, or raise the limit where that is meant"
             )
 
-    def _refuse_without_signal(self, batch: TrainBatch) -> None:
+    def _count_empty_step(self, why: str) -> Metrics:
+        """Count a step without anything to learn from.
+
+        Raises:
+            TrainingError: too many in a row.
+        """
+        self.progress.empty_steps += 1
         if self.progress.empty_steps >= self.failure.max_empty_steps:
             raise TrainingError(
-                f"{self.progress.empty_steps} steps in a row had no group to learn from: "
-                f"{batch.why_empty}. Every sample of each prompt earned the same, or failed; look "
-                "at report.html, make tasks easier, raise rollout.n, or start from a better model"
+                f"{self.progress.empty_steps} steps in a row had no group to learn from: {why}. "
+                "Every sample of each prompt earned the same, failed, or was rejected; look at "
+                "report.html, make tasks easier, raise rollout.n, or start from a better model"
             )
+        return {"group/empty_steps": self.progress.empty_steps}
 
 
 def all_trajectories(groups: Sequence[TrajectoryGroup]) -> list[Trajectory]:

@@ -30,7 +30,7 @@ from agentrl.dist.inference import FrozenPolicy
 from agentrl.testing.random_models import VOCAB, build
 from agentrl.testing.sessions import make_group, make_session
 from agentrl.train.assemble import TrainBatch, assemble
-from agentrl.train.learner import Learner
+from agentrl.train.learner import Learner, combine
 from agentrl.types import Trajectory, TrajectoryGroup
 
 BUDGET = 10_000
@@ -184,6 +184,56 @@ def test_rejected_tokens_leave_the_loss_and_its_denominators(model: Any) -> None
     assert len(kept) == 8 and kept["0-1"][0][2] != 0
 
 
+def test_rows_of_rejected_tokens_alone_are_left_out_and_a_step_of_them_is_empty(model: Any) -> None:
+    algo = AlgoConfig(
+        old_logprobs=OldLogprobs.recompute,
+        correction=CorrectionConfig(reject=[RejectConfig(statistic="seq_max_k2", high=0.01)]),
+    )
+    groups = groups_of(model)
+    segment = groups[0].trajectories[1].segments[0]
+    segment.logprobs[segment.loss_mask] -= 1.0
+    made, _ = learner(model, algo)
+    batch, _ = made.assign_credit(assemble(groups, {"e": algo}))
+    assert "0-1" not in batch.trained_ids and len(batch.trained_ids) == 7
+    assert batch.batch is not None and 1 not in batch.batch.rows["session"]
+    assert batch.advantages["0-1"][0].any()  # for the record it has its credit
+    none, _ = made.assign_credit(prepared(model, algo, off=-1.0))
+    assert none.is_empty and not none.trained_ids
+    assert "algo.correction rejected every token" in none.why_empty
+
+
+def test_a_mini_batch_of_which_everything_is_rejected_is_no_update(model: Any) -> None:
+    """Where the correction is against the engine itself, it is known as late as that."""
+    algo = AlgoConfig(
+        correction=CorrectionConfig(reject=[RejectConfig(statistic="token_k2", high=0.01)])
+    )
+    made, engine = learner(model, algo)
+    batch, _ = made.assign_credit(prepared(model, algo, off=-1.0))
+    metrics = made.update(batch, 0)
+    assert metrics["actor/updates"] == 0 and engine.num_updates == 0
+    assert metrics["correction/rs_masked_fraction"] == 1.0
+
+
+def test_metrics_of_updates_are_put_together_by_their_kind() -> None:
+    first = {"mismatch/k3_kl": 1.0, "correction/is_max": 2.0, "correction/is_mean": 1.0}
+    second = {"mismatch/k3_kl": 3.0, "correction/is_max": 4.0, "correction/is_mean": 2.0}
+    assert combine(
+        [
+            first | {"ratio_max": 5.0, "loss": 1.0, "skipped": 0.0, "micro_batches": 1},
+            second | {"ratio_max": 3.0, "loss": 2.0, "skipped": 1.0, "micro_batches": 3},
+        ]
+    ) == {
+        "mismatch/k3_kl": 1.0,
+        "correction/is_max": 4.0,
+        "correction/is_mean": 1.5,
+        "actor/ratio_max": 5.0,
+        "actor/loss": 1.5,
+        "actor/micro_batches": 2.0,
+        "actor/updates": 2,
+        "actor/skipped_updates": 1,
+    }
+
+
 def test_without_a_ratio_the_engine_itself_is_the_old_policy_and_weights_apply(model: Any) -> None:
     algo = AlgoConfig(
         loss="reinforce", correction=CorrectionConfig(weight=CorrectionWeight.token, upper=9.0)
@@ -215,8 +265,9 @@ def test_a_kl_in_the_reward_moves_advantages_and_one_in_the_loss_does_not(model:
         batch, metrics = made.assign_credit(prepared(model, algo))
         assert batch.batch is not None
         assert ("credit/ref_kl" in metrics) == (where is KLPlace.reward)
-        assert made.update(batch, 0)["actor/kl_coef"] == coef
-        assert ("actor/ref_kl" in made.update(batch, 0)) == (where is KLPlace.loss)
+        metrics |= made.update(batch, 0)
+        assert metrics["actor/kl_coef"] == coef
+        assert ("actor/ref_kl" in metrics) == (where is KLPlace.loss)
         return batch.batch.tokens["advantages"]
 
     in_loss = advantages(KLPlace.loss, 0.5)
@@ -242,11 +293,13 @@ def test_rounding_is_no_distance_to_the_reference(model: Any, kind: str) -> None
         assert (metrics["credit/ref_kl"] == 0) == is_empty
 
 
-def test_an_adaptive_coefficient_is_part_of_the_state(model: Any) -> None:
-    algo = AlgoConfig(kl=KLConfig(coef=0.1, target=1e-3, horizon=8))
+@pytest.mark.parametrize("where", list(KLPlace))
+def test_an_adaptive_coefficient_is_part_of_the_state(model: Any, where: KLPlace) -> None:
+    algo = AlgoConfig(kl=KLConfig(coef=0.1, target=1e-3, horizon=8, where=where))
     made, _ = learner(model, algo)
-    batch, _ = made.assign_credit(prepared(model, algo))
-    made.update(batch, 0)  # the policy equals its reference, so the weight falls by a fifth
+    batch, metrics = made.assign_credit(prepared(model, algo))
+    metrics |= made.update(batch, 0)  # the policy equals its reference, so the weight falls
+    assert metrics["actor/kl_coef"] == 0.1  # what the step was made with
     assert made.kl.value == pytest.approx(0.08)
     again, _ = learner(model, algo)
     again.load_state_dict(made.state_dict())

@@ -216,6 +216,19 @@ def test_steps_without_a_signal_are_counted_and_end_the_run(tmp_path: Path) -> N
     assert [event for event in parts.events if event.startswith("publish")][-1] == "publish 2"
 
 
+def test_steps_of_which_every_token_was_rejected_are_steps_without_a_signal(tmp_path: Path) -> None:
+    parts = Parts(tmp_path)
+    nothing, something = {"actor/updates": 0}, {"actor/updates": 1}
+    parts.metrics = [nothing, something, nothing, nothing]
+    with pytest.raises(TrainingError, match=r"2 steps in a row .*algo.correction rejected every"):
+        fit(parts, total_steps=9, eval_every=0, failure=FailureConfig(max_empty_steps=2))
+    assert [line.get("group/empty_steps") for _, line in parts.lines if "step" in line] == [
+        1,
+        None,
+        1,
+    ]
+
+
 def test_gradients_that_are_not_finite_in_a_row_end_the_run(tmp_path: Path) -> None:
     parts = Parts(tmp_path)
     bad = {"actor/updates": 2, "actor/skipped_updates": 2}

@@ -150,7 +150,7 @@ def test_demonstrations_of_a_mix_are_interleaved_by_weight(
             sft_config(RECIPE),
             make_environments(config),
             sandboxes=FakeSandboxes(),
-            report=lambda *args: None,
+            report=lambda stage, done, total, loss=None: None,
         )
     )
     said = [example.messages[1]["content"] for example in found["train"]]
