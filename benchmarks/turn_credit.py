@@ -83,7 +83,6 @@ RATES = (3e-4, 6e-4, 1.2e-3)
 ARMS = {
     "grpo": ["algo=grpo"],
     "turn_return": ["algo=turn_return"],
-    "turn_return, normalized": ["algo=turn_return", "algo.advantage_kwargs.normalize_std=true"],
     "turn_return, gamma 0.5": ["algo=turn_return", "algo.gamma=0.5"],
 }
 COMMON = [
