@@ -45,7 +45,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 # Packs see the protocols, never the machinery that runs them.
 PACK_ALLOWED = BASE | {"env", "tool", "sandbox"}
-TOP = {"launch", "playground", "play", "sft", "cli", "__init__"}  # may import everything
+TOP = {"launch", "resume", "playground", "play", "sft", "cli", "__init__"}  # may import everything
 
 
 def _modules() -> list[Path]:

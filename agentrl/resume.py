@@ -1,0 +1,124 @@
+"""Where a run is written, and how one goes on that was begun before."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from agentrl.config.load import from_yaml, load, to_dict
+from agentrl.config.schema import Config
+from agentrl.dist.config import Schedule
+from agentrl.dist.engine import TrainEngine
+from agentrl.env.entries import run_label
+from agentrl.errors import ConfigError
+from agentrl.rollout.feed import TaskFeed
+from agentrl.telemetry.jsonl import missing_steps
+from agentrl.telemetry.run_dir import RunDir
+from agentrl.train.checkpoint import CheckpointStore
+from agentrl.train.learner import Learner
+from agentrl.train.open_model import run_config_path
+from agentrl.train.rng_state import restore_rng
+from agentrl.train.settings import refuse_changed_settings
+from agentrl.train.trainer import Progress
+
+logger = logging.getLogger(__name__)
+
+# Settings that a resumed run may change: they decide where and how long, not what is trained.
+FREE_ON_RESUME = (
+    "trainer.save_every",
+    "trainer.keep_last",
+    "trainer.run_dir",
+    "trainer.resume",
+    "trainer.force_resume",
+    "trainer.trajectories",
+    "telemetry.",
+    "sandbox.max_open",
+    "sandbox.create_timeout_s",
+    "rollout.collect_timeout_s",
+)
+
+
+@contextmanager
+def claimed_run_dir(config: Config) -> Iterator[RunDir]:
+    """Create the run directory, or open the one that is resumed; hold its lock meanwhile.
+
+    A start that is refused later on leaves no empty directory behind.
+    """
+    if config.trainer.resume:
+        run_dir = RunDir.resume(config.trainer.resume)
+    elif config.trainer.run_dir:
+        run_dir = RunDir.create(config.trainer.run_dir)
+    else:
+        run_dir = RunDir.create_named(run_label(config.env))
+    try:
+        yield run_dir
+    finally:
+        run_dir.close()
+        run_dir.remove_if_empty()
+
+
+def resumed_config(run: str, overrides: Sequence[str]) -> Config:
+    """Return the configuration of a run directory, with ``overrides`` on top, to resume it.
+
+    Raises:
+        ConfigError: it is no run directory, or another one is to be written or resumed.
+    """
+    path = run_config_path(run)
+    if not path.is_file():
+        raise ConfigError(f"{run!r} is no run directory: it has no config.yaml")
+    base = from_yaml(path)
+    base.trainer.resume = run
+    base.trainer.run_dir = None  # where the run began; it may have been moved since
+    config = load(overrides, base=base)
+    if config.trainer.resume != run:
+        raise ConfigError(
+            f"trainer.resume={config.trainer.resume!r} with --resume {run}: which run is meant? "
+            "Leave one of them out"
+        )
+    return config
+
+
+def restore(
+    config: Config,
+    checkpoints: CheckpointStore,
+    actor: TrainEngine,
+    learner: Learner,
+    feed: TaskFeed,
+    run_dir: RunDir,
+) -> Progress:
+    """Load the newest sound checkpoint into the parts of a run where it is resumed.
+
+    A run that was killed before its first checkpoint starts again at step 0.
+
+    Raises:
+        CheckpointError: every checkpoint is damaged, or settings that change the training, or the
+            training tasks, differ.
+    """
+    checkpoint = checkpoints.load_latest() if config.trainer.resume else None
+    if checkpoint is None:
+        run_dir.rewind(-1)
+        return Progress()
+    if not config.trainer.force_resume:
+        # A longer run is the same run only where the learning rate does not depend on its length.
+        constant = config.actor.schedule is Schedule.constant
+        length = ("trainer.total_steps", "trainer.epochs") if constant else ()
+        free = (*FREE_ON_RESUME, *length)
+        refuse_changed_settings(checkpoint.config, to_dict(config), free=free)
+    progress = Progress(**checkpoint.progress)
+    if missing := missing_steps(run_dir.metrics_path, through=checkpoint.step):
+        logger.warning(
+            "%s has no lines of %d of the steps 0 to %d (%s): deleted or emptied? The run goes on, "
+            "but its curves and report will lack them",
+            run_dir.metrics_path,
+            len(missing),
+            checkpoint.step,
+            ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else ""),
+        )
+    feed.load_state_dict(progress.feed, check_tasks=not config.trainer.force_resume)
+    actor.load_state_dict(checkpoint.engine)
+    if progress.learner:
+        learner.load_state_dict(progress.learner)
+    restore_rng(checkpoint.rng)
+    run_dir.rewind(checkpoint.step)
+    return progress
