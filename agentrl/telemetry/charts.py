@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from agentrl.telemetry.environments import environments_in
@@ -58,8 +59,18 @@ def charts(lines: Lines) -> list[Chart]:
             validation="response_tokens",
         ),
         *_by_environment(lines),
+        _family(lines, "Weighted reward by name", "credit/reward/"),
+        _advantage_by_turn(lines),
         _single(lines, "Entropy", {"entropy": "actor/entropy"}, unit="nats"),
+        _family(lines, "Entropy by turn", "actor/entropy/", unit="nats"),
         _single(lines, "KL", {"kl": "actor/kl"}, unit="nats"),
+        _single(
+            lines,
+            "KL to the reference",
+            {"in the loss": "actor/ref_kl", "in the reward": "credit/ref_kl"},
+            unit="nats",
+        ),
+        _single(lines, "Coefficient of the KL", {"coefficient": "actor/kl_coef"}),
         _single(
             lines,
             "Clip and zero-advantage fractions",
@@ -83,6 +94,15 @@ def charts(lines: Lines) -> list[Chart]:
             {"mean absolute": "mismatch/logprob_abs_mean", "largest": "mismatch/logprob_abs_max"},
             unit="nats",
         ),
+        _single(
+            lines,
+            "Rollout correction",
+            {
+                "mean weight": "correction/is_mean",
+                "effective samples": "correction/is_eff_sample_size",
+                "rejected": "correction/rs_masked_fraction",
+            },
+        ),
     ]
     return [chart for chart in every if chart.series]
 
@@ -103,12 +123,7 @@ def step_timings(line: Mapping[str, Any]) -> dict[str, float]:
 
 def stop_reasons(line: Mapping[str, Any]) -> dict[str, float]:
     """Fraction by stop reason."""
-    prefix = "stop_reason/"
-    return {
-        key.removeprefix(prefix): float(value)
-        for key, value in line.items()
-        if key.startswith(prefix) and is_finite(value)
-    }
+    return _parts(line, "stop_reason/")
 
 
 def env_label(env_id: str) -> str:
@@ -160,6 +175,36 @@ def _by_environment(lines: Lines) -> list[Chart]:
         _single(lines, title, {env_label(env): key.format(env) for env in shown})
         for title, key in wanted.items()
     ]
+
+
+def _advantage_by_turn(lines: Lines) -> Chart:
+    """Where in an episode the signal lies; nothing where every episode has one turn."""
+    prefix = "credit/advantage_mass/"
+    title = "Share of the advantage by turn"
+    if len({name for line in lines for name in _parts(line, prefix)}) < 2:
+        return Chart(title=title, series=[])
+    return _stack(lines, title, partial(_parts, prefix=prefix), limits=(0.0, 1.0))
+
+
+def _family(lines: Lines, title: str, prefix: str, *, unit: str = "") -> Chart:
+    """A line for each key with the prefix that is not 0 throughout.
+
+    Nothing where there is one only: it is then what another chart shows.
+    """
+    names = {name for line in lines for name, value in _parts(line, prefix).items() if value}
+    if len(names) < 2:
+        return Chart(title=title, series=[])
+    keys = {name: f"{prefix}{name}" for name in sorted(names)[:_MAX_LAYERS]}
+    return _single(lines, title, keys, unit=unit)
+
+
+def _parts(line: Mapping[str, Any], prefix: str) -> dict[str, float]:
+    """Finite values of the keys with the prefix, by the rest of the key."""
+    return {
+        key.removeprefix(prefix): float(value)
+        for key, value in line.items()
+        if key.startswith(prefix) and is_finite(value)
+    }
 
 
 def _single(

@@ -20,7 +20,10 @@ def test_a_run_has_the_promised_curves(finished_run: RunDir) -> None:
         "Success",
         "Reward",
         "Turns per trajectory",
+        "Weighted reward by name",
+        "Share of the advantage by turn",
         "Entropy",
+        "Entropy by turn",
         "KL",
         "Clip and zero-advantage fractions",
         "Throughput",
@@ -74,3 +77,51 @@ def test_environments_are_told_apart_only_where_there_are_several() -> None:
     lines[0]["val/b/success"] = 0.3
     labels = [s.label for s in _titles(lines)["Success"].series]
     assert labels == ["test a", "validation a", "validation b"]
+
+
+def test_where_the_signal_lies_is_shown_by_turn_and_by_name() -> None:
+    lines = [
+        {
+            "step": step,
+            **{f"actor/entropy/turn_{turn}": 1.0 / turn for turn in (1, 2)},
+            **{f"credit/advantage_mass/turn_{turn}": 0.5 for turn in (1, 2)},
+            "credit/reward/outcome": 1.0 - step,
+            "credit/reward/turn": 0.5,
+            "credit/reward/tool": 0.0,
+        }
+        for step in (0, 1)
+    ]
+    found = _titles(lines)
+    assert [s.label for s in found["Entropy by turn"].series] == ["turn_1", "turn_2"]
+    mass = found["Share of the advantage by turn"]
+    assert mass.stacked and [s.values for s in mass.series] == [[0.5, 0.5], [0.5, 0.5]]
+    # What is 0 throughout is left out; what falls to 0 is not.
+    rewards = {s.label: s.values for s in found["Weighted reward by name"].series}
+    assert rewards == {"outcome": [1.0, 0.0], "turn": [0.5, 0.5]}
+
+
+def test_one_turn_and_one_reward_have_no_charts_of_their_own() -> None:
+    line = {
+        "step": 1,
+        "reward/mean": 1.0,
+        "actor/entropy": 1.0,
+        "actor/entropy/turn_1": 1.0,
+        "credit/advantage_mass/turn_1": 1.0,
+        "credit/reward/outcome": 1.0,
+        "credit/reward/turn": 0.0,
+    }
+    assert list(_titles([line])) == ["Reward", "Entropy"]
+
+
+def test_the_reference_and_the_rollout_correction_have_charts() -> None:
+    line = {
+        "step": 1,
+        "actor/ref_kl": 0.1,
+        "actor/kl_coef": 0.01,
+        "correction/is_mean": 0.9,
+        "correction/rs_masked_fraction": 0.2,
+    }
+    found = _titles([line])
+    assert [s.label for s in found["KL to the reference"].series] == ["in the loss"]
+    assert found["Coefficient of the KL"].series[0].values == [0.01]
+    assert [s.label for s in found["Rollout correction"].series] == ["mean weight", "rejected"]

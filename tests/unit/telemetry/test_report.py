@@ -91,7 +91,7 @@ def test_the_page_tells_what_happened(finished_run: RunDir) -> None:
         assert part in words, part
     shown = re.findall(r'class="why">([^<]*)<', html)
     assert [why for why in shown if why != "failed"] == ["best", "worst", "random", "first step"]
-    assert page.tags.count("svg") == 12
+    assert page.tags.count("svg") == 15
     _assert_safe(page)
 
 
