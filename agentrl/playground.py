@@ -117,28 +117,19 @@ async def open_playground(
         sandboxes = await stack.enter_async_context(open_sandboxes(config.sandbox))
         if need_sandboxes(environments):
             await sandboxes.start()
+        given = {
+            "max_response_tokens": config.rollout.max_response_tokens,
+            "seed": config.trainer.seed,
+        }
         reward = await stack.enter_async_context(
             open_reward(
                 config.reward,
                 reward_timeout_s=config.rollout.reward_timeout_s,
-                given={
-                    "max_response_tokens": config.rollout.max_response_tokens,
-                    "seed": config.trainer.seed,
-                },
+                given=given,
                 examples=examples,
             )
         )
-        check_length = partial(
-            refuse_beyond_positions,
-            max_context_tokens=config.rollout.max_context_tokens,
-            max_response_tokens=config.rollout.max_response_tokens,
-        )
-        if config.model.path == TINY:  # known before it is made
-            check_length(MAX_CONTEXT_TOKENS, source=TINY)
-        model = await open_model(
-            _model_of(config), environments, sandboxes=sandboxes, quiet=config.telemetry.quiet
-        )
-        check_length(positions_of(model.model), source=model.source)
+        model = await _open_long_enough(config, environments, sandboxes)
         engine = engine_registry.get(config.rollout.engine.id)(
             copy.deepcopy(model.model),
             max_context=config.rollout.max_context_tokens,
@@ -170,6 +161,24 @@ async def open_playground(
             stages=stages,
             concurrency=asyncio.Semaphore(config.rollout.concurrency),
         )
+
+
+async def _open_long_enough(
+    config: Config, environments: Sequence[Environment], sandboxes: SandboxPool
+) -> LoadedModel:
+    """Open the model; refuse one with fewer positions than the run's episodes may take."""
+    check_length = partial(
+        refuse_beyond_positions,
+        max_context_tokens=config.rollout.max_context_tokens,
+        max_response_tokens=config.rollout.max_response_tokens,
+    )
+    if config.model.path == TINY:  # known before it is made
+        check_length(MAX_CONTEXT_TOKENS, source=TINY)
+    model = await open_model(
+        _model_of(config), environments, sandboxes=sandboxes, quiet=config.telemetry.quiet
+    )
+    check_length(positions_of(model.model), source=model.source)
+    return model
 
 
 def _model_of(config: Config) -> ModelConfig:

@@ -124,9 +124,28 @@ class HFClassifier:
 
     def _load(self) -> None:
         import torch
-        from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
         where = f"hf_classifier: model={self._source!r}"
+        model = self._open(where)
+        try:
+            self._template = ChatTemplate(self._tokenizer)
+        except RenderError as error:
+            raise ConfigError(f"{where}: {error}") from error
+        self._refuse_unusable(model, where)
+        self._controls = _control_tokens(self._tokenizer)
+        device = self._device
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        # Pooling finds the last token by the padding id; without one, rows are scored singly.
+        if model.config.pad_token_id is None:
+            model.config.pad_token_id = self._tokenizer.pad_token_id
+        self._model = model.eval().requires_grad_(False).to(device)
+
+    def _open(self, where: str) -> Any:
+        """Load tokenizer and model; returns the model."""
+        import torch
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
         source = self._source
         if Path(source).expanduser().is_dir():
             source = str(Path(source).expanduser())
@@ -144,10 +163,9 @@ class HFClassifier:
                 f"{where} has no weights for {', '.join(sorted(report['missing_keys'])[:3])}, "
                 "which would be random: give a model that was trained as a classifier"
             )
-        try:
-            self._template = ChatTemplate(self._tokenizer)
-        except RenderError as error:
-            raise ConfigError(f"{where}: {error}") from error
+        return model
+
+    def _refuse_unusable(self, model: Any, where: str) -> None:
         positions = getattr(model.config, "max_position_embeddings", None)
         if positions is not None and self._max_tokens > positions:
             raise ConfigError(
@@ -162,17 +180,6 @@ class HFClassifier:
             )
         if self._label is not None and not 0 <= self._label < num_labels:
             raise ConfigError(f"{where}: label={self._label}: must be below {num_labels}")
-        special = {str(token) for token in self._tokenizer.added_tokens_decoder.values()
-                   if token.special} | set(self._tokenizer.all_special_tokens)  # fmt: skip
-        longest_first = sorted(filter(None, special), key=len, reverse=True)
-        self._controls = re.compile("|".join(map(re.escape, longest_first))) if special else None
-        device = self._device
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        # Pooling finds the last token by the padding id; without one, rows are scored singly.
-        if model.config.pad_token_id is None:
-            model.config.pad_token_id = self._tokenizer.pad_token_id
-        self._model = model.eval().requires_grad_(False).to(device)
 
     def _score_batch(self, rows: Sequence[list[int]]) -> list[float]:
         """Return one score a row of ids."""
@@ -193,3 +200,11 @@ class HFClassifier:
         elif self._activation == "sigmoid":
             scores = scores.sigmoid()
         return scores[:, self._label or 0].tolist()
+
+
+def _control_tokens(tokenizer: Any) -> re.Pattern[str] | None:
+    """What a conversation must not contain as text; None where there is nothing."""
+    added = tokenizer.added_tokens_decoder.values()
+    special = {str(token) for token in added if token.special} | set(tokenizer.all_special_tokens)
+    longest_first = sorted(filter(None, special), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
