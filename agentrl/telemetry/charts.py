@@ -74,7 +74,11 @@ def charts(lines: Lines) -> list[Chart]:
         _single(
             lines,
             "Clip and zero-advantage fractions",
-            {"clipped tokens": "actor/pg_clipfrac", "flat groups": "group/zero_advantage_fraction"},
+            {
+                "clipped tokens": "actor/pg_clipfrac",
+                "groups of equal rewards": "group/zero_advantage_fraction",
+                "groups without advantage": "credit/zero_advantage_fraction",
+            },
         ),
         _single(lines, "Gradient norm", {"norm": "actor/grad_norm"}),
         _single(

@@ -78,19 +78,16 @@ def with_advantages(batch: TrainBatch, advantages: Tensor, choice: GroupsConfig)
     mask = packed.tokens["loss_mask"]
     assert int(mask.sum()) == len(advantages), "turns and masks disagree"
     packed.tokens["advantages"] = torch.zeros(packed.num_tokens).masked_scatter(mask, advantages)
-    by_session = torch.zeros(credit.num_sessions).index_add(
-        0, credit.session_of_token, advantages.abs()
-    )
-    groups = credit.group.unique()
     chosen = _with_variance(credit, choice.variance_top_p)
+    taught = _with_advantage(credit, advantages)
     if choice.drop_zero_advantage:
-        chosen &= torch.isin(credit.group, credit.group[by_session > 0])
+        chosen &= taught
     rows = chosen[packed.rows["session"]].nonzero().squeeze(1)
-    flat = len(groups) - len(credit.group[by_session > 0].unique())
+    num_flat, num_groups = len(credit.group[~taught].unique()), len(credit.group.unique())
     return replace(
         keep_rows(batch, packed, rows),
         advantages=_for_the_record(batch, packed),
-        why_empty=f"{flat} of {len(groups)} groups without a difference in reward; "
+        why_empty=f"{num_flat} of {num_groups} groups without a difference in reward; "
         + batch.why_empty,
     )
 
@@ -111,8 +108,10 @@ def credit_metrics(batch: TrainBatch, advantages: Tensor) -> dict[str, float]:
 
     Returns:
         ``credit/advantage_mass/turn_<k>``: share of the summed absolute advantage that falls on
-        the k-th turns; ``credit/advantage_{mean,std}`` over tokens; ``credit/reward/<name>``: mean
-        weighted reward of each name, over the sessions in which it has a weight.
+        the k-th turns; ``credit/advantage_{mean,std}`` over tokens;
+        ``credit/zero_advantage_fraction``: groups in which every advantage is 0;
+        ``credit/reward/<name>``: mean weighted reward of each name, over the sessions in which it
+        has a weight.
     """
     credit = batch.credit
     metrics: dict[str, float] = {}
@@ -126,6 +125,8 @@ def credit_metrics(batch: TrainBatch, advantages: Tensor) -> dict[str, float]:
     total = float(mass.sum())
     for index, value in enumerate(mass[:MAX_TURN_KEYS].tolist()):
         metrics[f"credit/advantage_mass/turn_{index + 1}"] = value / total if total else 0.0
+    flat = credit.group[~_with_advantage(credit, advantages)]
+    metrics["credit/zero_advantage_fraction"] = len(flat.unique()) / len(credit.group.unique())
     metrics["credit/advantage_mean"] = float(advantages.mean())
     metrics["credit/advantage_std"] = float(advantages.std(correction=0))
     return metrics
@@ -161,6 +162,13 @@ def _checked(credit: Credit, batch: CreditBatch, config: CreditConfig) -> Credit
             f"returns one finite number for each of the {batch.num_tokens} sampled tokens"
         )
     return credit
+
+
+def _with_advantage(credit: CreditBatch, advantages: Tensor) -> Tensor:
+    """Mask of the sessions in whose group an advantage is not 0: bool [S]."""
+    labels, index = credit.group.unique(return_inverse=True)
+    mass = torch.zeros(len(labels)).index_add(0, index[credit.session_of_token], advantages.abs())
+    return (mass > 0)[index]
 
 
 def _with_variance(credit: CreditBatch, top_p: float) -> Tensor:

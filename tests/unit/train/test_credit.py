@@ -147,6 +147,18 @@ def test_the_mass_of_advantages_is_told_by_turn() -> None:
     assert metrics["credit/reward/outcome"] == pytest.approx(0.5)
 
 
+def test_groups_without_an_advantage_are_told_by_what_the_estimator_says() -> None:
+    early = make_session("a", 0.0, [[0, 1, 0, 1]], turn_rewards=(1.0, 0.0))
+    late = make_session("b", 0.0, [[0, 1, 0, 1]], turn_rewards=(0.0, 1.0))
+    flat = make_group(make_session("c", 1.0), make_session("d", 1.0), index=1)
+    fractions = []
+    for config in (PLAIN, CreditConfig(advantage="turn_return")):
+        made = assemble([make_group(early, late), flat], {"e": config})
+        advantages = estimate(made.credit, ["e"] * 4, {"e": config})
+        fractions.append(credit_metrics(made, advantages)["credit/zero_advantage_fraction"])
+    assert fractions == [1.0, 0.5]  # equal totals, earned in other turns
+
+
 def test_the_mass_of_a_branch_falls_on_the_turns_that_it_sampled() -> None:
     branch = make_session("b", 0.0, [[0, 1, 0, 1]], sample_index=1)
     first, second = branch.turns
