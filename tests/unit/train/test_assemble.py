@@ -10,7 +10,7 @@ from agentrl.batch import Batch
 from agentrl.errors import TrainingError
 from agentrl.testing.sessions import make_group, make_session
 from agentrl.train.assemble import TrainBatch, assemble, split_sessions, weighted_rewards
-from agentrl.types import ToolResult, ToolStatus, TrajectoryGroup
+from agentrl.types import StopReason, ToolResult, ToolStatus, TrajectoryGroup
 
 
 def assembled(*groups: TrajectoryGroup, **settings: object) -> TrainBatch:
@@ -103,6 +103,34 @@ def test_a_branch_gives_its_own_turns_and_the_rewards_of_its_prefix() -> None:
     assert credit.parent is not None and credit.branch_turn is not None
     assert credit.parent.tolist() == [-1, 0]
     assert credit.branch_turn.tolist() == [0, 1]
+
+
+def test_a_branch_finds_its_parent_in_its_own_group_and_has_none_where_that_failed() -> None:
+    def tree(name: str, *, failed: bool) -> TrajectoryGroup:
+        trunk = make_session(f"{name}-trunk", None if failed else 1.0, sample_index=0)
+        branch = make_session(f"{name}-branch", 0.0, sample_index=1)
+        branch.parent, branch.branch_turn = 0, 1
+        return make_group(trunk, branch)
+
+    credit = assembled(tree("a", failed=True), tree("b", failed=False)).credit
+    assert credit.parent is not None and credit.branch_turn is not None
+    assert credit.parent.tolist() == [-1, -1, 1]  # a's branch, b's trunk, b's branch
+    assert credit.branch_turn.tolist() == [1, 0, 1]
+
+
+def test_an_episode_that_a_limit_ended_is_truncated() -> None:
+    ended, cut = make_session("a", 1.0), make_session("b", 1.0)
+    cut.stop_reason = StopReason.MAX_TURNS
+    assert assembled(make_group(ended, cut)).credit.truncated.tolist() == [False, True]
+
+
+def test_without_a_greedy_episode_of_every_prompt_there_are_no_greedy_rewards() -> None:
+    played, bare = make_group(make_session("a", 1.0)), make_group(make_session("b", 1.0), index=1)
+    played.baseline = make_session("greedy", 0.5)
+    assert assembled(played, bare).credit.greedy_rewards is None
+    bare.gave_up = True  # its members are not there, so nobody asks for its baseline
+    greedy = assembled(played, bare).credit.greedy_rewards
+    assert greedy is not None and greedy.tolist() == [0.5]
 
 
 @settings(max_examples=60, deadline=None)
