@@ -35,10 +35,15 @@ _REAP_TIMEOUT_S = 2.0
 
 
 class ProcessWorker:
-    """Runs the calls of a lane in a child process, killed with its process group at a deadline."""
+    """Runs the calls of a lane in a child process, killed with its process group at a deadline.
 
-    def __init__(self, lane: Lane) -> None:
+    Args:
+        owner: whose process it is, for messages.
+    """
+
+    def __init__(self, lane: Lane, *, owner: str = "the environment's") -> None:
         self._lane = lane
+        self._owner = owner
         self._socket, child_socket = socket.socketpair()
         with child_socket:
             self._process = subprocess.Popen(
@@ -71,7 +76,7 @@ class ProcessWorker:
             payload = pickle.dumps((call.method, call.key, args), pickle.HIGHEST_PROTOCOL)
         except Exception as error:
             raise EnvError(
-                f"{call.label}: the arguments of {call.method} cannot be sent to the environment's "
+                f"{call.label}: the arguments of {call.method} cannot be sent to {self._owner} "
                 f"process: {type(error).__name__}: {error}"
             ) from error
         self._unsent += frame(payload)
@@ -106,7 +111,7 @@ class ProcessWorker:
             self._ended()
             return
         for payload in self._reader.feed(data):
-            value, error = _unpickled(payload)
+            value, error = _unpickled(payload, self._owner)
             self._lane.finished(value, error)
 
     def _writable(self) -> None:
@@ -129,7 +134,7 @@ class ProcessWorker:
         except subprocess.TimeoutExpired:
             code = None
         self._kill()
-        self._lane.lost(f"the environment's process ended ({_reason(code)})")
+        self._lane.lost(f"{self._owner} process ended ({_reason(code)})")
 
     def _disconnect(self) -> None:
         if not self._closed:
@@ -162,13 +167,12 @@ class NoSandboxes:
         )
 
 
-def _unpickled(payload: bytes) -> tuple[Any, BaseException | None]:
+def _unpickled(payload: bytes, owner: str) -> tuple[Any, BaseException | None]:
     try:
         return pickle.loads(payload)
     except Exception as error:
         return None, EnvError(
-            "the answer of an environment's process cannot be read: "
-            f"{type(error).__name__}: {error}"
+            f"the answer of {owner} process cannot be read: {type(error).__name__}: {error}"
         )
 
 

@@ -218,13 +218,18 @@ class EnvTable:
 
 @contextmanager
 def converted(
-    label: str, method: str, error_class: type[AgentRLError] = EnvError
+    label: str,
+    method: str,
+    error_class: type[AgentRLError] = EnvError,
+    *,
+    passing: tuple[type[BaseException], ...] = (),
 ) -> Iterator[None]:
     """Turn whatever an environment raises into an error with a name.
 
     Errors of agentrl pass: an environment may say for itself that infrastructure failed. A
     ``ToolError`` is the model's affair inside a tool only; here it is a bug like any other.
-    ``SystemExit`` and ``KeyboardInterrupt`` raised by an environment are its bugs too.
+    ``SystemExit`` and ``KeyboardInterrupt`` raised by an environment are its bugs too; on the main
+    thread, where a ``KeyboardInterrupt`` may be the user's, it belongs into ``passing``.
     """
     try:
         yield
@@ -234,7 +239,7 @@ def converted(
         if isinstance(error, ToolError):
             raise _named(error, label, method, error_class) from error
         raise
-    except (GeneratorExit, asyncio.CancelledError):
+    except (GeneratorExit, asyncio.CancelledError, *passing):
         raise
     except BaseException as error:
         raise _named(error, label, method, error_class) from error

@@ -6,6 +6,7 @@ import difflib
 import math
 from collections.abc import Iterator
 
+from agentrl.algo.reward_weights import BUILT_IN_REWARDS
 from agentrl.reward.config import RewardConfig, RewardPartConfig
 
 SHORTHAND = "score"
@@ -55,6 +56,12 @@ def reward_problems(config: RewardConfig, *, max_response_tokens: int) -> Iterat
     for name in sorted({name for name in names if names.count(name) > 1}):
         keys = [key for (key, _), other in zip(parts, names, strict=True) if other == name]
         yield f"{' and '.join(keys)}: both are named {name!r}; give one another name"
+    for (key, part), name in zip(parts, names, strict=True):
+        if name in BUILT_IN_REWARDS:
+            yield (
+                f"{key}: algo.reward_weights.{name} means something else, so that no part may be "
+                f"named {name!r}; set another {'name' if part.name else 'name beside its id'}"
+            )
     known = [ENV, *reward_registry.names()]
     for key, part in parts:
         if part.id not in known and ":" not in part.id:

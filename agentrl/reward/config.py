@@ -56,8 +56,8 @@ class RewardConfig:
     solution: Solution = Solution.last_turn
     """What a function with verl's signature gets as ``solution_str``."""
     process: bool | None = None
-    """Run the function in child processes, which a hang cannot outlive. None: if it is in a file
-    and not a coroutine."""
+    """Run the function in child processes, which a hang cannot outlive. None: if it is in a file.
+    A coroutine function that uses sandboxes needs false."""
     parts: list[RewardPartConfig] = field(default_factory=list)
     """Weighted parts that replace the environment's rubric; ``{id: env}`` brings it back in."""
     overlong: OverlongConfig = field(default_factory=OverlongConfig)

@@ -69,16 +69,18 @@ class RewardFunction:
                 f"{key}.path={self.name}: the function must be {_SIGNATURES}; got "
                 f"{getattr(found, '__name__', 'it')}({', '.join(self._parameters)})"
             )
+        if self.of_task and "episode" in by_name and "episode" not in self._kwargs:
+            raise ConfigError(
+                f"{key}.path={self.name} takes episode beside data_source, solution_str and "
+                "ground_truth, but a function is given one or the other; write it as "
+                "fn(episode, **kwargs), which finds the others in episode.task.data and "
+                "episode.messages, or leave episode out"
+            )
         self._takes_extra_info = "extra_info" in self._parameters or any(
             parameter.kind is parameter.VAR_KEYWORD for parameter in self._parameters.values()
         )
         self.function: Callable[..., Any] = found
         self._check_kwargs(key)
-
-    @property
-    def is_async(self) -> bool:
-        """Whether the function is a coroutine function."""
-        return inspect.iscoroutinefunction(self.function)
 
     def check_task(self, task: Task) -> None:
         """Refuse a task that lacks what the function is given.

@@ -140,9 +140,10 @@ class Part:
         function: Callable[[Episode], Any] = getattr(self.grader, "score", self.grader)  # pyright: ignore[reportAssignmentType]
         try:
             if _is_coroutine_function(function):
-                return await within(function(episode), self.timeout_s)
+                return await within(_awaited(function(episode)), self.timeout_s)
             begun = time.monotonic()
-            value = await grader_threads().run(lambda: function(episode), self.timeout_s)
+            value = await grader_threads().run(lambda: self._called(function, episode),
+                                               self.timeout_s)  # fmt: skip
             if inspect.isawaitable(value):  # a plain function that returns a coroutine
                 left_s = max(self.timeout_s - (time.monotonic() - begun), 0.0)
                 return await within(_awaited(value), left_s)
@@ -150,11 +151,17 @@ class Part:
         except DeadlinePassed:
             raise RewardTimeout(f"no answer within timeout_s={self.timeout_s:g}") from None
 
+    def _called(self, function: Callable[[Episode], Any], episode: Episode) -> Any:
+        """Call a function on a thread, where a KeyboardInterrupt can only be its own."""
+        with converted(self.label, "the grader", RewardError):
+            return function(episode)
+
     @contextmanager
     def _named(self) -> Iterator[None]:
         """Have every error name the part, and none be anything but an error of agentrl."""
         try:
-            with converted(self.label, "the grader", RewardError):
+            # On this thread a KeyboardInterrupt is the user's, who wants the run to end.
+            with converted(self.label, "the grader", RewardError, passing=(KeyboardInterrupt,)):
                 yield
         except AgentRLError as error:
             if self.label in str(error):
@@ -169,13 +176,17 @@ class Part:
             ) from error
 
 
-def as_grade(value: Any, *, part: str) -> Grade:
+def as_grade(value: Any, *, part: str, label: str | None = None) -> Grade:
     """Return what a grader answered.
+
+    Args:
+        part: name of the part, under which the entries of a mapping are measured.
+        label: of who answered, for messages. None: the part.
 
     Raises:
         RewardError: no finite number, no Score of finite numbers, or a mapping without ``score``.
     """
-    label = f"reward part {part!r}"
+    label = label or f"reward part {part!r}"
     if isinstance(value, Score):
         score = check_score(value, env=label)
         return Grade(
@@ -211,4 +222,8 @@ def _is_coroutine_function(function: Any) -> bool:
 
 
 async def _awaited(value: Any) -> Any:
-    return await value
+    """Await a grader's coroutine in a task of its own, which SystemExit would lead out of."""
+    try:
+        return await value
+    except SystemExit as error:
+        raise RewardError(f"the grader raised SystemExit: {error.code!r}") from error

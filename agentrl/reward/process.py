@@ -1,12 +1,16 @@
 """A grading function in child processes: what survives a hang that holds the interpreter lock.
 
 The processes are those that environments run in (:mod:`agentrl.env.process`). Each grades one
-episode at a time, so that a function that has to be killed takes no other grading with it.
+episode at a time, so that a function that has to be killed takes no other grading with it. Sync or
+async makes no difference: a coroutine that blocks holds nothing but its own child.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import functools
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,10 +18,11 @@ from agentrl.env.base import Env, Episode
 from agentrl.env.lane import Lane
 from agentrl.env.process import ProcessWorker
 from agentrl.env.table import EnvSource, converted
-from agentrl.errors import RewardError
+from agentrl.errors import EnvError, RewardError, RewardTimeout
 from agentrl.reward.config import Solution
 from agentrl.reward.function import RewardFunction
 from agentrl.reward.part import as_grade
+from agentrl.sandbox.base import Sandbox, SandboxLimits
 from agentrl.types import Score
 
 OPEN_TIMEOUT_S = 60.0
@@ -35,23 +40,59 @@ class FunctionEnv(Env):
     """
 
     def __init__(self, path: str, part: str, kwargs: dict[str, Any], solution: str) -> None:
-        function = RewardFunction(path, kwargs=kwargs, solution=Solution(solution))
+        with converted(path, "making it", RewardError):
+            function = RewardFunction(path, kwargs=kwargs, solution=Solution(solution))
         self.rubric = _FunctionRubric(function, part)
 
 
 class _FunctionRubric:
+    """Errors name the function; the part is named by the main process."""
+
     def __init__(self, function: RewardFunction, part: str) -> None:
         self._function = function
         self._part = part
+        # One loop for all episodes: what a coroutine keeps (a client) belongs to a loop.
+        self._runner = asyncio.Runner()
 
     def score(self, episode: Episode) -> Score:
         """Call the function."""
-        with converted(f"reward part {self._part!r}", self._function.name, RewardError):
+        episode = dataclasses.replace(episode, sandboxes=_NoSandboxes(self._function.name))
+        with converted(self._function.name, "the function", RewardError):
             value = self._function(episode)
-        if isinstance(value, Score):
-            return value
-        grade = as_grade(value, part=self._part)
-        return Score(reward=grade.value, success=grade.value > 0, parts=grade.entries)
+            if inspect.isawaitable(value):
+                value = self._runner.run(_awaited(value))
+        grade = as_grade(value, part=self._part, label=self._function.name)
+        return Score(
+            reward=grade.value,
+            success=grade.value > 0 if grade.success is None else grade.success,
+            parts=grade.entries,
+            turn_rewards=grade.turn_rewards,
+        )
+
+
+async def _awaited(value: Any) -> Any:
+    try:
+        return await value
+    except asyncio.CancelledError as error:
+        raise RewardError(
+            "the function raised CancelledError, though nothing cancelled it"
+        ) from error
+
+
+class _NoSandboxes:
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    async def acquire(self, limits: SandboxLimits | None = None) -> Sandbox:
+        """Refuse.
+
+        Raises:
+            RewardError: always.
+        """
+        raise RewardError(
+            f"{self._path}: the sandboxes are in the main process; set reward.process=false (in "
+            "reward.parts: kwargs.process) and make it a coroutine function, which then runs there"
+        )
 
 
 class ProcessFunction:
@@ -72,7 +113,7 @@ class ProcessFunction:
         solution: Solution = Solution.last_turn,
         processes: int = 4,
     ) -> None:
-        self._part = part
+        self._path = path
         self._source = EnvSource(
             env_id=path,
             cls=FunctionEnv,
@@ -103,6 +144,12 @@ class ProcessFunction:
             self._busy.add(lane)
             try:
                 return await self._call(lane, "score", (episode,), timeout_s)
+            except RewardTimeout as error:
+                if not lane.timed_out:
+                    raise
+                raise RewardTimeout(
+                    f"{self._path}: no answer within timeout_s={timeout_s:g}"
+                ) from error
             except asyncio.CancelledError:
                 lane.worker.abandon()  # it still grades an episode that nobody waits for
                 lane.lost("the caller was cancelled")
@@ -123,7 +170,8 @@ class ProcessFunction:
                 await lane.worker.wait_closed(CLOSE_TIMEOUT_S)
 
     async def _start(self) -> Lane:
-        lane = Lane(ProcessWorker, lambda lane: None)
+        start_worker = functools.partial(ProcessWorker, owner="the reward function's")
+        lane = Lane(start_worker, lambda lane: None)
         try:
             await self._call(lane, "open", (self._source,), OPEN_TIMEOUT_S)
         except BaseException:
@@ -133,8 +181,8 @@ class ProcessFunction:
             raise
         return lane
 
-    def _call(
-        self, lane: Lane, method: str, args: tuple[Any, ...], timeout_s: float
-    ) -> asyncio.Future[Any]:
-        label = f"reward part {self._part!r}: {self._source.env_id}"
-        return lane.call(method, 0, args, timeout_s=timeout_s, label=label)
+    async def _call(self, lane: Lane, method: str, args: tuple[Any, ...], timeout_s: float) -> Any:
+        try:
+            return await lane.call(method, 0, args, timeout_s=timeout_s, label=self._path)
+        except EnvError as error:  # to a lane, whatever it holds is an environment
+            raise RewardError(str(error)) from error

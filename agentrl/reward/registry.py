@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from agentrl.errors import AgentRLError, ConfigError
+from agentrl.finite import got
 from agentrl.kwargs import check_kwargs
 from agentrl.registry import Registry
 from agentrl.reward.config import Solution
@@ -68,7 +69,7 @@ def function(
         path: ``./file.py:function`` or ``package.module:function``.
         kwargs: its further arguments.
         solution: ``last_turn`` or ``all_turns``.
-        process: run it in child processes. None: if it is in a file and no coroutine function.
+        process: run it in child processes. None: if it is in a file.
         processes: children at most.
 
     Raises:
@@ -80,11 +81,7 @@ def function(
         raise ConfigError(f"processes={processes}: must be at least 1")
     chosen = Solution(solution)
     grader = RewardFunction(path, kwargs=kwargs, solution=chosen, key=config_key)
-    if process and grader.is_async:
-        raise ConfigError(
-            f"{path} is a coroutine function, which runs on the event loop; leave process out"
-        )
-    if process or (process is None and not grader.is_async and _is_file(path)):
+    if process or (process is None and _is_file(path)):
         return ProcessFunction(
             path, part=part_name, kwargs=kwargs, solution=chosen, processes=processes
         )
@@ -104,7 +101,13 @@ def make_grader(
         ConfigError, RegistryError: no such part, or arguments that it cannot use.
     """
     factory = reward_registry.get(reward_id)
-    taken = inspect.signature(factory).parameters
+    try:
+        taken = inspect.signature(factory).parameters
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{key}.id={reward_id!r} is {got(factory)}; it must be a class or a function that "
+            "makes a grader, with a signature that can be read"
+        ) from error
     arguments = {name: value for name, value in given.items() if name in taken} | dict(kwargs)
     check_kwargs(factory, arguments, key=f"{key}.kwargs")
     try:
@@ -113,7 +116,7 @@ def make_grader(
         if str(error).startswith(key):
             raise
         raise type(error)(f"{key}: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"{key}: making {reward_id!r} raised {type(error).__name__}: {error}"
         ) from error

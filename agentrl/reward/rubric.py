@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from agentrl.algo.reward_weights import BUILT_IN_REWARDS
 from agentrl.env.base import Episode
 from agentrl.env.table import converted
 from agentrl.errors import ConfigError, RewardError
@@ -49,7 +50,7 @@ class ComposedRubric:
             part's own verdict where it returned a ``Score``, else 0.
 
     Raises:
-        ConfigError: no parts, a name twice, or a deciding part that does not exist.
+        ConfigError: no parts, a name that is taken, or a deciding part that does not exist.
     """
 
     def __init__(
@@ -61,6 +62,12 @@ class ComposedRubric:
             if not isinstance(part, Part):
                 raise ConfigError(f"a rubric is composed of Part(name, grader), got {got(part)}")
         names = [part.name for part in parts]
+        for name in names:
+            if name in BUILT_IN_REWARDS:
+                raise ConfigError(
+                    f"reward part {name!r}: algo.reward_weights means something else by "
+                    f"{', '.join(BUILT_IN_REWARDS)}; give the part another name"
+                )
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ConfigError(f"reward part {twice[0]!r} stands there twice; name one otherwise")
@@ -118,7 +125,8 @@ class ComposedRubric:
 
     def _succeeded(self, graded: Graded, values: Mapping[str, float]) -> bool:
         if callable(self._success):
-            with converted("success of the reward", "the function", RewardError):
+            passing = (KeyboardInterrupt,)
+            with converted("success of the reward", "the function", RewardError, passing=passing):
                 verdict: Any = self._success(values)
             if not isinstance(verdict, bool | np.bool_):
                 raise RewardError(f"success of the reward must be a bool, got {got(verdict)}")

@@ -66,12 +66,11 @@ def test_a_function_of_the_episode_gets_it_and_its_kwargs(make_episode):
     assert RewardFunction(own, kwargs={"scale": 2.0})(make_episode("x")) == ("t1", 2.0)
 
 
-def test_a_coroutine_function_is_told_and_called(make_episode):
+def test_a_coroutine_function_is_called(make_episode):
     async def later(episode):
         return 0.5
 
     function = RewardFunction(later)
-    assert function.is_async
     assert asyncio.run(function(make_episode())) == 0.5
 
 
@@ -106,6 +105,15 @@ def test_any_other_signature_is_refused_with_both_that_are_accepted(function):
         RewardFunction(function)
     assert "fn(episode, **kwargs)" in str(caught.value)
     assert "fn(data_source, solution_str, ground_truth, extra_info=None" in str(caught.value)
+
+
+def test_a_function_that_wants_both_an_episode_and_verls_arguments_is_told_what_to_write():
+    def both(data_source, solution_str, ground_truth, episode=None):
+        return 1.0
+
+    with pytest.raises(ConfigError, match=r"takes episode beside.*fn\(episode, \*\*kwargs\)"):
+        RewardFunction(both)
+    assert RewardFunction(both, kwargs={"episode": 3}).of_task
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,49 @@ from agentrl.reward.process import ProcessFunction
 from agentrl.reward.rubric import ComposedRubric
 
 SOURCE = """
-import os, re, sys
+import asyncio, os, re, sys, time
+
+lock = None
+
+async def later():
+    global lock  # belongs to one event loop for good once two have waited for it
+    lock = lock or asyncio.Lock()
+    async with lock:
+        waiting = asyncio.create_task(lock.acquire())
+        await asyncio.sleep(0)
+    await waiting
+    lock.release()
+    return {"score": 0.5, "pid": os.getpid()}
+
+async def blocks():
+    time.sleep(600)
+
+async def cancels():
+    raise asyncio.CancelledError
+
+async def exits():
+    sys.exit(0)
+
+async def sandboxed(episode):
+    async with await episode.sandboxes.acquire():
+        return 1.0
 
 def grade(data_source, solution_str, ground_truth, extra_info=None, bonus=0.0):
     if solution_str == "hang":
         re.match(r"(a+)+$", "a" * 64 + "b")  # backtracks for ever with the interpreter locked
     if solution_str == "die":
         os._exit(3)
+    if solution_str == "coroutine":
+        return later()
+    if solution_str == "blocks":
+        return blocks()
+    if solution_str == "cancels":
+        return cancels()
+    if solution_str == "exits":
+        return exits()
+    if solution_str == "score":
+        from agentrl import Score
+        return Score(reward=float("nan"), success=True)
     if solution_str == "raise":
         raise ValueError("cannot read this")
     if solution_str == "odd":
@@ -43,8 +80,6 @@ def part(path: str, timeout_s: float = 60.0, processes: int = 1) -> Part:
 
 
 def test_a_function_grades_in_a_child(path: str, make_episode):
-    import os
-
     async def main():
         rubric = ComposedRubric(part(path))
         await rubric.open()
@@ -79,9 +114,62 @@ def test_what_fails_costs_its_own_episode_and_names_the_part(path: str, make_epi
 
     raised, odd, died, hung = asyncio.run(asyncio.wait_for(main(), 240))
     assert "reward part 'p'" in raised and "ValueError: cannot read this" in raised
-    assert "reward part 'p': the reward must be a float, got '1.0'" in odd
-    assert "exit code 3" in died and "reward part 'p'" in died
-    assert "did not return within 3 s" in hung
+    assert f"reward part 'p': {path}: the reward must be a float, got '1.0'" in odd
+    assert "exit code 3" in died
+    assert "no answer within timeout_s=3" in hung
+    for message in (raised, odd, died, hung):
+        assert message.startswith(f"reward part 'p': {path}: ")
+        assert "environment" not in message and "rollout.reward_timeout_s" not in message
+
+
+def test_a_coroutine_is_awaited_in_the_child_and_blocks_nothing_else(path: str, make_episode):
+    async def main() -> list[str]:
+        tested = part(path, timeout_s=3.0)
+        said = []
+        await tested.open()
+        try:
+            for _ in range(2):
+                grade = await tested.grade(make_episode("coroutine", data=DATA))
+                assert grade.value == 0.5
+                assert grade.entries["p/pid"] != os.getpid()
+            for text in ("cancels", "exits", "score", "blocks"):
+                with pytest.raises(RewardError) as caught:
+                    await tested.grade(make_episode(text, data=DATA))
+                said.append(str(caught.value))
+        finally:
+            await tested.close()
+        return said
+
+    cancelled, exited, odd, blocked = asyncio.run(asyncio.wait_for(main(), 120))
+    assert "raised CancelledError" in cancelled
+    assert "raised SystemExit" in exited
+    assert "not finite" in odd
+    assert "no answer within timeout_s=3" in blocked
+    for message in (cancelled, exited, odd, blocked):
+        assert message.startswith("reward part 'p': ")
+        assert "environment" not in message
+
+
+def test_a_child_has_no_sandboxes_and_says_where_they_are(tmp_path: Path, make_episode):
+    (tmp_path / "r.py").write_text(SOURCE)
+
+    async def main() -> None:
+        tested = Part("p", ProcessFunction(f"{tmp_path}/r.py:sandboxed", part="p"), timeout_s=60)
+        with pytest.raises(RewardError, match=r"reward part 'p'.*set reward\.process=false"):
+            await tested.grade(make_episode("x"))
+        await tested.close()
+
+    asyncio.run(asyncio.wait_for(main(), 120))
+
+
+def test_an_episode_that_cannot_travel_is_an_error_of_the_reward(path: str, make_episode):
+    async def main() -> None:
+        tested = part(path)
+        with pytest.raises(RewardError, match="cannot be sent to the reward function's process"):
+            await tested.grade(make_episode("yes", data={**DATA, "odd": lambda: 1}))
+        await tested.close()
+
+    asyncio.run(asyncio.wait_for(main(), 120))
 
 
 def test_a_cancelled_grading_leaves_no_child_behind(path: str, make_episode):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import pickle
+import sys
 import threading
 from typing import Any
 
@@ -264,6 +265,41 @@ def test_a_part_that_raises_cancelled_error_does_not_end_the_run(alone, make_epi
         score_of(ComposedRubric(*parts), make_episode())
 
 
+@pytest.mark.parametrize("kind", ["sync", "async", "lambda", "grade"])
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_part_that_calls_sys_exit_does_not_end_the_run(kind, alone, make_episode):
+    def exits(episode: Episode) -> float:
+        sys.exit(0)
+
+    async def exits_async(episode: Episode) -> float:
+        await asyncio.sleep(0)
+        sys.exit(0)
+
+    class Timed:
+        async def grade(self, episode: Episode, *, timeout_s: float) -> float:
+            sys.exit(0)
+
+    graders: dict[str, Any] = {
+        "sync": exits, "async": exits_async, "lambda": lambda e: exits_async(e), "grade": Timed(),
+    }  # fmt: skip
+    parts = [Part("odd", graders[kind]), Part("fine", one)][: 1 if alone else 2]
+    with pytest.raises(RewardError, match="reward part 'odd'.*raised SystemExit"):
+        score_of(ComposedRubric(*parts), make_episode())
+
+
+def test_the_users_interrupt_ends_the_run_but_a_threads_does_not(make_episode):
+    def raises(episode: Episode) -> float:
+        raise KeyboardInterrupt
+
+    async def interrupted(episode: Episode) -> float:
+        raise KeyboardInterrupt
+
+    with pytest.raises(RewardError, match="reward part 'odd'.*raised KeyboardInterrupt"):
+        score_of(ComposedRubric(Part("odd", raises)), make_episode())
+    with pytest.raises(KeyboardInterrupt):
+        score_of(ComposedRubric(Part("odd", interrupted)), make_episode())
+
+
 def test_cancelling_the_grading_cancels_the_parts(make_episode):
     async def main() -> list[str]:
         log: list[str] = []
@@ -306,6 +342,9 @@ def test_two_parts_that_measure_the_same_name_are_an_error(make_episode):
         (lambda: ComposedRubric(), "at least one part"),
         (lambda: ComposedRubric(one), "Part\\(name, grader\\)"),  # pyright: ignore
         (lambda: ComposedRubric(Part("a", one), Part("a", one)), "'a' stands there twice"),
+        (lambda: ComposedRubric(Part("outcome", one)), "'outcome': algo.reward_weights means"),
+        (lambda: ComposedRubric(Part("a", one), Part("turn", one)), "give the part another name"),
+        (lambda: ComposedRubric(Part("tool", one)), "'tool'"),
         (lambda: ComposedRubric(Part("a", one), success="b"), "the parts are: a"),
         (
             lambda: ComposedRubric(Part("a", one), success=lambda v: True, above=1.0),

@@ -140,8 +140,9 @@ def test_a_function_that_raises_fails_the_trajectory_and_never_pays_it_0(
     assert "ValueError: cannot read this" in str(trajectory.error)
 
 
-def test_a_coroutine_function_of_the_episode(file: str):
-    reward = RewardConfig(path=f"{file}:of_episode")
+@pytest.mark.parametrize("process", [None, False])
+def test_a_coroutine_function_of_the_episode(file: str, process: bool | None):
+    reward = RewardConfig(path=f"{file}:of_episode", process=process)
     assert graded(play(reward)).reward == 0.5
     assert graded(play(reward, ["a", "b"])).reward == -1.0
 
@@ -221,6 +222,9 @@ def test_a_registered_part_is_opened_given_the_runs_facts_and_closed():
         ({"id": "function", "kwargs": {"path": "json:dumps"}}, ConfigError,
          r"reward.parts\[0\].kwargs.path=json:dumps: the function must be fn"),
         ({"id": "json:nothing"}, RegistryError, "nothing"),
+        ({"id": "builtins:exit"}, ConfigError, r"parts\[0\]: making.*raised SystemExit"),
+        ({"id": "builtins:dict"}, ConfigError, r"parts\[0\].id='builtins:dict' is.*signature"),
+        ({"id": "builtins:__name__"}, ConfigError, r"parts\[0\].id=.*makes a grader"),
         ({"id": "format", "kwargs": {"pattern": "("}}, ConfigError, r"reward.parts\[0\]: format"),
     ],
 )  # fmt: skip
