@@ -289,4 +289,12 @@ def get_estimator(name: str) -> Estimator:
             "estimate(batch, *, ...)"
         )
     function = cast(Any, found)  # what Registry[Any] gives, before callable() narrowed it
-    return function if hasattr(function, "needs") else estimator()(function)
+    if all(hasattr(function, mark) for mark in ("needs", "min_group", "unbiased")):
+        return function
+    try:
+        return estimator()(function)
+    except (AttributeError, TypeError) as error:  # written in C, say
+        raise RegistryError(
+            f"advantage estimator {name!r} is {function!r}, which cannot be marked as one; give a "
+            "Python function estimate(batch, *, ...)"
+        ) from error

@@ -9,6 +9,7 @@ value of an estimate and takes the gradient of ``k2``.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,8 @@ from typing import Any
 from torch import Tensor
 
 from agentrl.errors import CheckpointError, ConfigError, TrainingError
+
+logger = logging.getLogger(__name__)
 
 KL_KINDS: dict[str, str] = {
     "k1": "d",
@@ -90,7 +93,8 @@ class KLController:
             )
         if horizon < 1:
             raise ConfigError(f"algo.kl.horizon={horizon}: must be 1 session or more")
-        self.value = float(coef)
+        self._coef = float(coef)
+        self.value = self._coef
         """Weight of the KL now."""
         self._target = target
         self._horizon = horizon
@@ -118,10 +122,13 @@ class KLController:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what resuming needs."""
-        return {"value": self.value}
+        return {"value": self.value, "coef": self._coef}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Undo :meth:`state_dict`. A weight that nothing adapts is the configuration's.
+
+        So is one that was steered from another ``coef`` than the present one: whoever changes it
+        wants to start from it.
 
         Raises:
             CheckpointError: the state holds no usable weight.
@@ -129,5 +136,20 @@ class KLController:
         value = state.get("value")
         if not isinstance(value, float) or not 0 <= value < math.inf:
             raise CheckpointError(f"the checkpoint's KL coefficient is {value!r}: not a weight")
-        if self._target is not None:
-            self.value = value
+        coef = state.get("coef")
+        if not isinstance(coef, float):
+            raise CheckpointError(
+                f"the checkpoint's KL coefficient began at {coef!r}: not a weight"
+            )
+        if self._target is None:
+            return
+        if coef != self._coef:
+            logger.warning(
+                "algo.kl.coef was %g and is now %g: the KL coefficient starts again from it, not "
+                "from the %g that it had come to",
+                coef,
+                self._coef,
+                value,
+            )
+            return
+        self.value = value

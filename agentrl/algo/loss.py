@@ -15,11 +15,14 @@ from torch import Tensor
 
 from agentrl.algo.kl import LOG_RATIO_LIMIT, kl_estimate
 from agentrl.algo.mismatch import mismatch
+from agentrl.algo.plug_in import blamed
 from agentrl.batch import Batch
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, TrainingError
 from agentrl.kwargs import check_kwargs
 from agentrl.registry import Registry
 
+LARGEST_SETTING = 1e6
+"""No setting of a loss is above; a wider one only catches a slip of the hand."""
 MAX_TURN_KEYS = 8
 """Turns that have metrics of their own: entropy, and mass of advantage."""
 
@@ -166,7 +169,8 @@ class PolicyLoss:
         """
         mask = batch.tokens["loss_mask"]
         new, old = logprobs[mask].float(), batch.tokens["old_logprobs"][mask].float()
-        token_loss = self.token_loss(
+        token_loss = _run(
+            self.token_loss,
             LossInput(
                 logprobs=new,
                 old_logprobs=old,
@@ -174,7 +178,7 @@ class PolicyLoss:
                 row=batch.row_of_token.to(mask.device)[mask],
                 num_rows=batch.num_rows,
                 extra={name: batch.tokens[name][mask] for name in self.extra},
-            )
+            ),
         )
         per_token = token_loss.loss
         if "is_weights" in batch.tokens:
@@ -234,7 +238,18 @@ def make_loss(name: str, kwargs: Mapping[str, Any]) -> TokenLossFn:
             user's that does not say whether it ``uses_ratio``.
     """
     target = LOSSES.get(name)
+    if not isinstance(target, type):
+        raise ConfigError(
+            f"algo.loss={name!r} is {target!r}; give a class (a frozen dataclass whose fields are "
+            "its settings) with __call__(self, inputs: LossInput) -> TokenLoss"
+        )
     check_kwargs(target, kwargs, key="algo.loss_kwargs")
+    for setting, value in kwargs.items():
+        if isinstance(value, float) and not abs(value) <= LARGEST_SETTING:
+            raise ConfigError(
+                f"algo.loss_kwargs.{setting}={value}: must be a finite number of at most "
+                f"{LARGEST_SETTING:g}"
+            )
     loss = target(**kwargs)
     if not isinstance(getattr(loss, "uses_ratio", None), bool):
         raise ConfigError(
@@ -243,6 +258,35 @@ def make_loss(name: str, kwargs: Mapping[str, Any]) -> TokenLossFn:
             "(or False) to it"
         )
     return loss
+
+
+def _run(token_loss: TokenLossFn, inputs: LossInput) -> TokenLoss:
+    """Ask a loss for its tokens, and refuse what would be broadcast or carry no gradient.
+
+    Raises:
+        TrainingError: a loss of the user's raised, or returned something else than [M] tensors.
+    """
+    name = f"algo.loss: {type(token_loss).__name__}"
+    with blamed(name, token_loss):
+        found = token_loss(inputs)
+    if not isinstance(found, TokenLoss):
+        raise TrainingError(
+            f"{name} returned {type(found).__name__}; return TokenLoss(loss, ratio, clipped)"
+        )
+    want = inputs.logprobs.shape
+    for part in ("loss", "ratio", "clipped"):
+        value = getattr(found, part)
+        if not isinstance(value, Tensor) or value.shape != want:
+            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise TrainingError(
+                f"{name} gave a {part} of {got}; each of loss, ratio and clipped is a tensor of "
+                f"shape {tuple(want)}, one value for each trained token"
+            )
+    if inputs.logprobs.requires_grad and len(inputs.logprobs) and not found.loss.requires_grad:
+        raise TrainingError(
+            f"{name} gave a loss without a gradient; compute it from inputs.logprobs, not detached"
+        )
+    return found
 
 
 def require(holds: bool, loss: object, setting: str, want: str) -> None:

@@ -19,7 +19,7 @@ from agentrl.algo.config import (
     OldLogprobs,
     correction_problems,
 )
-from agentrl.config.credit import credit_problems
+from agentrl.config.credit import LARGEST_WEIGHT, credit_problems
 from agentrl.env.entries import environments
 from agentrl.errors import AgentRLError
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from agentrl.config.schema import Config
 
 NORM_MODE = "seq-mean-token-sum-norm"
+MOST_TOKENS = 1_000_000_000
 
 
 def algorithm_problems(config: Config) -> Iterable[str]:
@@ -43,7 +44,7 @@ def algorithm_problems(config: Config) -> Iterable[str]:
 def _loss(algo: AlgoConfig) -> Iterable[str]:
     from agentrl.algo.loss import make_loss
 
-    if not math.isfinite(algo.entropy_coef):
+    if not abs(algo.entropy_coef) <= LARGEST_WEIGHT:
         yield f"algo.entropy_coef={algo.entropy_coef}: must be a finite number (0 is customary)"
     for name, value in algo.loss_kwargs.items():
         if isinstance(value, float) and not math.isfinite(value):
@@ -54,7 +55,7 @@ def _loss(algo: AlgoConfig) -> Iterable[str]:
         text = str(error)
         yield text if text.startswith("algo.loss") else f"algo.loss={algo.loss!r}: {text}"
         return
-    except Exception as error:  # of the user's own class
+    except (Exception, SystemExit) as error:  # of the user's own class
         yield (
             f"algo.loss={algo.loss!r}: the constructor raised {type(error).__name__}: {error}; "
             f"see algo.loss_kwargs={dict(algo.loss_kwargs)}"
@@ -76,8 +77,8 @@ def _aggregation(algo: AlgoConfig) -> Iterable[str]:
     tokens = algo.loss_agg_tokens
     if tokens is None:
         return
-    if tokens < 1:
-        yield f"algo.loss_agg_tokens={tokens}: must be at least 1"
+    if not 1 <= tokens <= MOST_TOKENS:
+        yield f"algo.loss_agg_tokens={tokens}: must be from 1 to {MOST_TOKENS:,}"
     elif algo.loss_agg != NORM_MODE and algo.loss_agg in AGGREGATIONS:
         yield (
             f"algo.loss_agg_tokens={tokens} is read by algo.loss_agg={NORM_MODE} only, not by "
@@ -89,8 +90,8 @@ def _kl(algo: AlgoConfig) -> Iterable[str]:
     from agentrl.algo.kl import KL_KINDS
 
     kl = algo.kl
-    if not (kl.coef >= 0 and math.isfinite(kl.coef)):
-        yield f"algo.kl.coef={kl.coef}: must be a finite number of at least 0 (1e-3 is customary)"
+    if not 0 <= kl.coef <= LARGEST_WEIGHT:
+        yield f"algo.kl.coef={kl.coef}: must be from 0 to {LARGEST_WEIGHT:g} (1e-3 is customary)"
     if kl.kind not in KL_KINDS:
         yield f"algo.kl.kind={kl.kind!r} is unknown; known: {', '.join(KL_KINDS)}"
     elif kl.where is KLPlace.reward and kl.kind.endswith("+"):

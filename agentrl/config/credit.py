@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
 
 SINGLE_VALUED = ("format", "overlong", "judge", "hf_classifier")
 """Parts of a reward that give their value and ``name/...``, but nothing under another name."""
+LARGEST_WEIGHT = 1e6
+"""Weights and arguments above would leave the range of float32; a slip of the hand."""
 _DISCOUNTS = ("gamma", "lam")
 _SHARES = ("gamma", "lam", "token_gamma", "token_lam")
 _FIX = {
@@ -73,8 +74,11 @@ def credit_problems(credit: CreditConfig, config: Config, *, key: str) -> Iterab
 
 def _weights(weights: Mapping[str, float], reward: RewardConfig, *, key: str) -> Iterable[str]:
     for name, weight in weights.items():
-        if not math.isfinite(weight):
-            yield f"{key}.reward_weights.{name}={weight}: must be a finite number (1 is customary)"
+        if not abs(weight) <= LARGEST_WEIGHT:
+            yield (
+                f"{key}.reward_weights.{name}={weight}: must be a finite number of at most "
+                f"{LARGEST_WEIGHT:g} (1 is customary)"
+            )
     if not any(weights.values()):
         yield f"{key}.reward_weights={dict(weights)}: every weight is 0, so no reward is left"
     if reward.replaces_rubric:
@@ -111,6 +115,18 @@ def _arguments(estimator: Any, credit: CreditConfig, key: str) -> Iterable[str]:
             )
         elif not 0 <= value <= 1:
             yield f"{key}.{name}={value}: must be between 0 and 1"
+    others = [
+        p.name
+        for p in list(inspect.signature(estimator).parameters.values())[1:]
+        if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty and p.name not in kwargs
+    ]
+    if others:
+        yield (
+            f"{key}.advantage={credit.advantage!r} takes {', '.join(takes)}: an estimator is "
+            "estimate(batch, *, ...), where batch is a CreditBatch and the rest are settings with "
+            f"defaults; {', '.join(others)} cannot be filled"
+        )
+        return
     own = f"{key}.advantage_kwargs"
     discounts = {n: float(getattr(credit, n) or 0) for n in _DISCOUNTS if n in takes}
     try:
@@ -121,8 +137,8 @@ def _arguments(estimator: Any, credit: CreditConfig, key: str) -> Iterable[str]:
     for name, value in kwargs.items():
         if not isinstance(value, float | int):
             continue
-        if not math.isfinite(value):
-            yield f"{own}.{name}={value}: must be a finite number"
+        if not abs(value) <= LARGEST_WEIGHT:
+            yield f"{own}.{name}={value}: must be a finite number of at most {LARGEST_WEIGHT:g}"
         elif name in _SHARES and not 0 <= value <= 1:
             yield f"{own}.{name}={value}: must be between 0 and 1"
 

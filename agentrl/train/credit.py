@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from agentrl.algo.config import CreditConfig, GroupsConfig
 from agentrl.algo.credit import Credit, CreditBatch, get_estimator
 from agentrl.algo.group_baselines import group_statistics
 from agentrl.algo.loss import MAX_TURN_KEYS
+from agentrl.algo.plug_in import blamed, is_own
 from agentrl.algo.ragged import position_in_segment
 from agentrl.batch import Batch
 from agentrl.errors import TrainingError
@@ -39,11 +41,36 @@ def estimate(
         config = configs[env]
         sessions = torch.tensor([name == env for name in envs])
         part = batch if bool(sessions.all()) else batch.select(sessions)
-        found = _checked(
-            get_estimator(config.advantage)(part, **estimator_kwargs(config)), part, config
-        )
-        advantages[sessions[session_of_token]] = found.advantages.float()
+        advantages[sessions[session_of_token]] = _advantages(part, config)
     return advantages
+
+
+def _advantages(batch: CreditBatch, config: CreditConfig) -> Tensor:
+    """Run one estimator; float32 [M]. A plug-in gets a copy, so that it can change nothing."""
+    estimator, name = get_estimator(config.advantage), f"algo.advantage={config.advantage!r}"
+    seen = batch if is_own(estimator) else copy.deepcopy(batch)
+    with blamed(name, estimator):
+        credit = estimator(seen, **estimator_kwargs(config))
+    found = credit.advantages if isinstance(credit, Credit) else None
+    if not isinstance(found, Tensor) or not found.is_floating_point() or found.is_sparse:
+        got = type(credit if found is None else found).__name__
+        raise TrainingError(
+            f"{name} returned {got}; return Credit(advantages), a tensor of one floating-point "
+            f"number for each of the {batch.num_tokens} sampled tokens"
+        )
+    want = (batch.num_tokens,)
+    if found.shape != want or found.device.type != "cpu":
+        raise TrainingError(
+            f"{name} gave advantages of shape {tuple(found.shape)} on {found.device}; it returns "
+            f"one number for each of the {batch.num_tokens} sampled tokens, shape {want} on the cpu"
+        )
+    values = found.detach().float()
+    if not bool(values.isfinite().all()):
+        raise TrainingError(
+            f"{name} gave {int((~values.isfinite()).sum())} advantages that are no finite float32 "
+            f"numbers, of {batch.num_tokens}; look at the sizes of rewards, weights and arguments"
+        )
+    return values
 
 
 def estimator_kwargs(config: CreditConfig) -> dict[str, Any]:
@@ -151,17 +178,6 @@ def fields_to_infer(needs: Collection[str]) -> list[str]:
     """Return what the trainer's own forward pass has to give for estimators with ``needs``."""
     fields = ["logprobs"] if {"old_logprobs", "sum_pi_squared"} & set(needs) else []
     return fields + (["sum_pi_squared"] if "sum_pi_squared" in needs else [])
-
-
-def _checked(credit: Credit, batch: CreditBatch, config: CreditConfig) -> Credit:
-    advantages = credit.advantages
-    if advantages.shape != (batch.num_tokens,) or not bool(advantages.isfinite().all()):
-        raise TrainingError(
-            f"algo.advantage={config.advantage!r} gave {tuple(advantages.shape)} with "
-            f"{int((~advantages.isfinite()).sum())} values that are not finite; an estimator "
-            f"returns one finite number for each of the {batch.num_tokens} sampled tokens"
-        )
-    return credit
 
 
 def _with_advantage(credit: CreditBatch, advantages: Tensor) -> Tensor:

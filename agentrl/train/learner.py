@@ -15,9 +15,11 @@ from agentrl.algo.correction import correct
 from agentrl.algo.credit import CreditBatch
 from agentrl.algo.kl import KLController, kl_estimate
 from agentrl.algo.loss import MAX_TURN_KEYS, PolicyLoss, PreparedLoss, TokenLossFn
+from agentrl.algo.plug_in import blamed
 from agentrl.batch import Batch
 from agentrl.dist.config import ActorConfig
 from agentrl.dist.engine import TrainEngine
+from agentrl.errors import TrainingError
 from agentrl.seeding import derive_seed
 from agentrl.train.assemble import TrainBatch, split_sessions
 from agentrl.train.credit import (
@@ -207,6 +209,8 @@ class Learner:
         batch.tokens["keep"] = found.keep
         if weigh and found.weights is not None:
             batch.tokens["is_weights"] = found.weights
+            if not found.weights.any():  # nothing is left to train: as if all were rejected
+                batch.tokens["keep"] = torch.zeros_like(found.keep)
         return found.metrics
 
     def _update_once(self, batch: Batch, *, seed: int, first: bool) -> Metrics:
@@ -239,12 +243,14 @@ class Learner:
             return metrics, ()
         mask = batch.tokens["loss_mask"]
         generator = torch.Generator().manual_seed(seed)
-        fields = loss.prepare(
-            present[mask],
-            batch.tokens["advantages"][mask],
-            old_logprobs=batch.tokens["old_logprobs"][mask],
-            generator=generator,
-        )
+        with blamed(f"algo.loss={self.algo.loss!r}: prepare()", loss):
+            fields = loss.prepare(
+                present[mask],
+                batch.tokens["advantages"][mask].clone(),
+                old_logprobs=batch.tokens["old_logprobs"][mask],
+                generator=generator,
+            )
+        _refuse_fields(fields, batch, num_tokens=int(mask.sum()), loss=self.algo.loss)
         for name, value in fields.items():
             empty = torch.zeros(batch.num_tokens, dtype=value.dtype)
             batch.tokens[name] = empty.masked_scatter(mask, value)
@@ -308,6 +314,27 @@ def combine(updates: Sequence[Mapping[str, Any]]) -> Metrics:
         elif name != "skipped":
             metrics[key] = sum(values) / len(values)
     return metrics
+
+
+def _refuse_fields(fields: Any, batch: Batch, *, num_tokens: int, loss: str) -> None:
+    """Refuse token fields of a loss that would replace another one, or do not fit.
+
+    Raises:
+        TrainingError: names the field.
+    """
+    if not isinstance(fields, Mapping):
+        raise TrainingError(
+            f"algo.loss={loss!r}: prepare() returned {type(fields).__name__}; return a mapping of "
+            "names to tensors of one value for each trained token"
+        )
+    for name, value in fields.items():
+        fits = isinstance(value, Tensor) and value.shape == (num_tokens,)
+        if not isinstance(name, str) or name in batch.tokens or not fits:
+            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise TrainingError(
+                f"algo.loss={loss!r}: prepare() gave the field {name!r} with {got}; give names of "
+                f"its own (not {', '.join(batch.tokens)}) and tensors of shape ({num_tokens},)"
+            )
 
 
 def _finish_masks(batch: TrainBatch, packed: Batch, *, decoupled: bool) -> TrainBatch:

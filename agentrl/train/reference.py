@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +32,7 @@ def open_reference(
     if resumed:
         _load(reference, path)
     else:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(_own_tensors(reference), path)
+        _save(reference, path)
     return FrozenPolicy(reference, temperature=temperature, precision=precision)
 
 
@@ -46,6 +47,18 @@ def _own_tensors(model: Any) -> dict[str, torch.Tensor]:
     return tensors
 
 
+def _save(model: Any, path: Path) -> None:
+    """Write the weights and their digest, each whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writing = path.with_name(f".writing-{path.name}")
+    save_file(_own_tensors(model), writing)
+    digest = _digest(writing)
+    os.replace(writing, path)
+    digest_path = _digest_path(path)
+    writing.write_text(digest)
+    os.replace(writing, digest_path)
+
+
 @torch.no_grad()
 def _load(model: Any, path: Path) -> None:
     if not path.is_file():
@@ -53,8 +66,23 @@ def _load(model: Any, path: Path) -> None:
             f"{str(path)!r} is missing: it holds the reference policy of the KL (algo.kl.coef), "
             "which a resumed run cannot do without; restore it, or start a new run"
         )
+    digest_path = _digest_path(path)
+    if not digest_path.is_file() or digest_path.read_text() != _digest(path):
+        raise CheckpointError(
+            f"{str(path)!r} is damaged: it differs from its digest in {digest_path.name}; restore "
+            "it, or start a new run"
+        )
     saved, own = load_file(path), _own_tensors(model)
     if saved.keys() != own.keys() or any(saved[n].shape != own[n].shape for n in own):
         raise CheckpointError(f"{str(path)!r} belongs to another model; start a new run")
     for name, value in own.items():
         value.copy_(saved[name])
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()
+
+
+def _digest_path(path: Path) -> Path:
+    return path.with_suffix(".blake2")

@@ -178,6 +178,7 @@ class Trainer:
                 self.tracker.log(metrics, self.step)
                 self.save_if_due()
                 await self.open_next_step()
+        self._refuse_untrained()
 
     async def collect(self) -> list[TrajectoryGroup]:
         """Take the step's groups, oldest first; untrainable ones come along as data."""
@@ -220,8 +221,8 @@ class Trainer:
         if self.progress.skipped_updates >= self.failure.max_skipped_updates:
             raise TrainingError(
                 f"{self.progress.skipped_updates} updates in a row had a gradient that is not "
-                f"finite (last step: {self.step + 1}); lower actor.lr or actor.grad_clip, and look "
-                "at actor/loss and mismatch/* in metrics.jsonl"
+                f"finite (last step: {self.step + 1}); look at actor/loss, credit/* and mismatch/* "
+                "in metrics.jsonl (a loss of your own?), and lower actor.lr or actor.grad_clip"
             )
         return metrics
 
@@ -308,6 +309,15 @@ class Trainer:
                 "report.html, make tasks easier, raise rollout.n, or start from a better model"
             )
         return {"group/empty_steps": self.progress.empty_steps}
+
+    def _refuse_untrained(self) -> None:
+        """A run in which every single update was skipped is no success, however short."""
+        if self.actor.num_skipped and not self.actor.num_updates:
+            raise TrainingError(
+                f"nothing was trained: all {self.actor.num_skipped} updates of the run had a "
+                "gradient that is not finite; look at actor/loss, credit/* and mismatch/* in "
+                "metrics.jsonl: at a loss of your own, at weights and coefficients, at actor.lr"
+            )
 
 
 def all_trajectories(groups: Sequence[TrajectoryGroup]) -> list[Trajectory]:

@@ -197,7 +197,7 @@ CASES: list[tuple[list[str], list[str], list[str]]] = [
     ),
     (
         ["algo.loss_agg_tokens=0", "algo.loss_agg=seq-mean-token-sum-norm"],
-        ["algo.loss_agg_tokens=0: must be at least 1"],
+        ["algo.loss_agg_tokens=0: must be from 1 to"],
         ["algo.loss_agg_tokens=1", "algo.loss_agg=seq-mean-token-sum-norm"],
     ),
     (

@@ -158,6 +158,15 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_nothing_half_written(
     assert found is not None and found.step == 10
 
 
+def test_a_state_that_cannot_be_stored_is_named_by_its_place(tmp_path: Path) -> None:
+    store = _store(tmp_path)
+    _save(store, 1)
+    with pytest.raises(CheckpointError, match=r"/progress/feed/a is a set.*intact \(step_000001\)"):
+        store.save(2, _engine(2), {"feed": {"a": {1}}})
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
+    assert load_checkpoint(tmp_path / "step_000001").step == 1
+
+
 def test_a_directory_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
     blocker = tmp_path / "checkpoints"
     blocker.write_text("a file")

@@ -17,6 +17,17 @@ def test_differences_are_named_by_their_dotted_key() -> None:
     assert changed_settings(SAVED, SAVED) == {}
 
 
+def test_a_number_that_is_none_stays_the_same() -> None:
+    def with_kwargs(nan: float) -> dict[str, object]:
+        return {"kwargs": {"a": nan, "list": [1, [nan], {"b": nan}]}}
+
+    assert changed_settings(with_kwargs(float("nan")), with_kwargs(float("nan"))) == {}
+    assert set(changed_settings(with_kwargs(float("nan")), with_kwargs(0.0))) == {
+        "kwargs.a",
+        "kwargs.list",
+    }
+
+
 def test_settings_that_may_change_are_left_out() -> None:
     current = {"actor": {"lr": 1.0, "betas": []}, "trainer": {"total_steps": 20, "seed": 0}}
     assert changed_settings(SAVED, current, free=("trainer.total_steps", "actor.")) == {}

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+from asyncio import CancelledError
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from agentrl.agent.renderer import Renderer
 from agentrl.data.config import ColumnsConfig, CurriculumConfig, DataConfig
 from agentrl.env.base import Env
 from agentrl.env.config import EnvConfig
 from agentrl.env.entries import EnvEntry
-from agentrl.errors import ConfigError, DataError, EnvError, RegistryError
+from agentrl.errors import ConfigError, DataError, EnvError, RegistryError, TrainingError
 from agentrl.testing import make_tokenizer
 from agentrl.tool.binding import Toolbox
 from agentrl.train.config import TrainerConfig
@@ -134,6 +137,13 @@ def test_epochs_are_dealt_out_in_whole_steps(epochs: float, num_tasks: int, step
     assert total_steps(TrainerConfig(total_steps=7), num_tasks) == 7
 
 
+@pytest.mark.parametrize("epochs", [1e9, 1e18, 1e308])
+def test_more_steps_than_any_run_has_are_refused(epochs: float) -> None:
+    trainer = TrainerConfig(epochs=epochs, total_steps=0, prompts_per_step=32)
+    with pytest.raises(ConfigError, match=r"over 1000 tasks makes .* at most 1000000000"):
+        total_steps(trainer, 1000)
+
+
 def test_the_feed_tells_what_was_dropped_and_knows_its_tasks() -> None:
     envs = [environment(Own())]
     tasks = load_tasks(envs, DataConfig())
@@ -158,3 +168,70 @@ def test_a_curriculum_is_made_by_name_and_checked() -> None:
         open_curriculum(CurriculumConfig(id="band"))
     with pytest.raises(ConfigError, match="makes a dict without accept, state_dict, load"):
         open_curriculum(CurriculumConfig(id="builtins:dict"))
+
+
+class Plain:
+    """A curriculum that takes everything and keeps what a test puts in."""
+
+    state: Any = None
+
+    def accept(self, task: Task, *, key: str, epoch: int) -> bool:
+        return True
+
+    def update(self, key: str, success_rate: float) -> None: ...
+
+    def state_dict(self) -> Any:
+        return self.state
+
+    def load_state_dict(self, state: Any) -> None: ...
+
+
+def nested() -> dict[str, Any]:
+    state: dict[str, Any] = {}
+    for _ in range(5000):
+        state = {"a": state}
+    return state
+
+
+class Raises(Plain):
+    def __init__(self, how: str) -> None:
+        raise {"value": ValueError("no"), "exit": SystemExit(0), "cancel": CancelledError()}[how]
+
+
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [("value", "ValueError: no"), ("exit", "SystemExit: 0"), ("cancel", "CancelledError")],
+)
+def test_a_constructor_that_raises_is_named(how: str, error: str) -> None:
+    config = CurriculumConfig(id=f"{__name__}:Raises", kwargs={"how": how})
+    with pytest.raises(ConfigError, match=f"Raises': its constructor raised {error}"):
+        open_curriculum(config)
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"a": (1, 2)}, "/a is a tuple, which cannot be stored"),
+        ({"a": [{1}]}, "/a/0 is a set"),
+        ({"a": {1: 2}}, "/a has the key 1, which is no text"),
+        ({"a": np.float32(1)}, "/a is a float32"),
+        ({"a": object()}, "/a is a object"),
+        ({"a": torch.eye(2).to_sparse()}, "/a is a tensor without plain memory"),
+        ({"a": torch.eye(2, device="meta")}, "/a is a tensor without plain memory"),
+        (nested(), "nested too deeply"),
+        ({"a": 10**5000}, "it holds what JSON cannot"),
+        (None, "state_dict returned NoneType, not a dictionary"),
+        ("text", "state_dict returned str, not a dictionary"),
+    ],
+)
+def test_a_curriculum_whose_state_cannot_be_stored_is_refused_before_the_first_step(
+    monkeypatch: pytest.MonkeyPatch, state: Any, message: str
+) -> None:
+    envs = [environment(Own())]
+    tasks = load_tasks(envs, DataConfig())
+    config = CurriculumConfig(id=f"{__name__}:Plain")
+    monkeypatch.setattr(Plain, "state", state)
+    with pytest.raises(TrainingError, match=f"curriculum Plain: .*{message}"):
+        open_feed(tasks, envs, config, seed=0, dropped={})
+    monkeypatch.setattr(Plain, "state", {"a": [1, None, torch.eye(2)]})
+    open_feed(tasks, envs, config, seed=0, dropped={})

@@ -38,6 +38,7 @@ class Parts:
         self.saved: list[tuple[int, dict[str, Any]]] = []
         self.sampled: list[tuple[int, int]] = []
         self.version = -1
+        self.num_updates, self.num_skipped = 1, 0
         self.untrainable = untrainable or set()
         self.batch = replace(
             assemble([], {}),
@@ -261,3 +262,11 @@ def test_a_producer_that_dies_ends_the_run_with_its_error(tmp_path: Path) -> Non
     parts.run_group = broken  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="a broken invariant"):
         fit(parts, total_steps=2, eval_every=0, progress=Progress(step=1, cursor=2))
+
+
+def test_a_run_of_which_every_update_was_skipped_is_no_success(tmp_path: Path) -> None:
+    parts = Parts(tmp_path)
+    parts.num_updates, parts.num_skipped = 0, 2
+    with pytest.raises(TrainingError, match="nothing was trained: all 2 updates"):
+        fit(parts, total_steps=1, eval_every=0)
+    assert parts.saved, "the checkpoint is there to look at"
