@@ -9,6 +9,8 @@ from agentrl.env.base import Episode
 from agentrl.reward.config import Solution
 from agentrl.types import Message
 
+_INDENT = "\n    "
+
 
 def said_by_model(episode: Episode) -> list[str]:
     """Return what the model said outside tool calls, one text a turn.
@@ -33,8 +35,14 @@ def question_text(episode: Episode) -> str:
 
 
 def transcript(messages: Sequence[Message]) -> str:
-    """Return a conversation as text, one ``role: content`` paragraph a message."""
-    return "\n\n".join(f"{message['role']}: {_content(message)}" for message in messages)
+    """Return a conversation as text, one ``role: content`` paragraph a message.
+
+    The lines of a message below its first are indented, so that nothing said in a message can pass
+    for another message or for a marker around the conversation: those start a line.
+    """
+    return "\n\n".join(
+        f"{message['role']}: {_INDENT.join(_content(message).splitlines())}" for message in messages
+    )
 
 
 def _content(message: Message) -> str:
