@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import sys
 from typing import Any
 
 import click
@@ -83,7 +82,7 @@ def check(env_id: str, overrides: tuple[str, ...], as_json: bool) -> None:
         if not findings:
             click.echo(f"{env_id}: nothing to complain about")
     if any(finding.level is Level.ERROR for finding in findings):
-        sys.exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def _kwargs(env_id: str, overrides: tuple[str, ...]) -> dict[str, Any]:

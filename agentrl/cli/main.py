@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
+
+if TYPE_CHECKING:
+    from agentrl.errors import AgentRLError
 
 _VERBS = {
     "train": "Train a policy in an environment.",
@@ -70,7 +73,10 @@ def main() -> None:
     from agentrl.errors import AgentRLError
 
     try:
-        cli.main(standalone_mode=False)
+        code = cli.main(standalone_mode=False)
+    except SystemExit as ending:
+        # Verbs end with click's own Exit, so this comes from code that was plugged in.
+        _refuse(_exited(ending))
     except AgentRLError as error:
         _refuse(error)
     except OSError as error:
@@ -79,6 +85,8 @@ def main() -> None:
         _refuse(error)
     except BaseExceptionGroup as group:
         cause = _first_leaf(group)
+        if isinstance(cause, SystemExit):
+            cause = _exited(cause)
         if not isinstance(cause, AgentRLError):
             raise
         _refuse(cause)
@@ -88,11 +96,28 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         sys.exit(130)
+    if isinstance(code, int) and code:
+        sys.exit(code)
 
 
 def _refuse(error: BaseException) -> NoReturn:
     click.secho(f"{type(error).__name__}: {error}", fg="red", err=True)
     sys.exit(2)
+
+
+def _exited(ending: SystemExit) -> AgentRLError:
+    """Return what to say of an exit that would pass for a verb that has done its work."""
+    from agentrl.errors import AgentRLError
+
+    place = ending.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    code = place.tb_frame.f_code if place is not None else None
+    where = f" in {code.co_name} of {code.co_filename}:{place.tb_lineno}" if code and place else ""
+    return AgentRLError(
+        f"sys.exit({ending.code!r}) was called{where} before the command had done its work; raise "
+        "an error there, or return"
+    )
 
 
 def _first_leaf(error: BaseException) -> BaseException:

@@ -53,7 +53,7 @@ def run(file: str, backend: str, timeout_s: float) -> None:
         click.echo(result.result)
     if result.status != "ok":
         click.secho(f"{result.status}: {result.error or ''}".rstrip(), fg="red", err=True)
-        sys.exit(1)
+        raise click.exceptions.Exit(1)
 
 
 async def _report(backend: str) -> dict:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -74,7 +73,7 @@ def call(tool: str, arguments: str, state_json: str, allow_import: tuple[str, ..
     click.echo(result.content)
     if result.status is not ToolStatus.OK:
         click.echo(f"status: {result.status}", err=True)
-        sys.exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def _json_object(text: str, what: str) -> dict[str, Any]:

@@ -112,6 +112,24 @@ def test_a_mistake_is_one_message_and_exit_code_2(
     assert not list(tmp_path.iterdir()), "a refused command leaves nothing behind"
 
 
+@pytest.mark.parametrize("code", [0, None, 3])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_an_exit_within_a_verb_is_no_success(
+    agentrl: Shell, monkeypatch: pytest.MonkeyPatch, code: int | None, grouped: bool
+) -> None:
+    async def plug_in(*arguments: object, **settings: object) -> None:
+        try:
+            sys.exit(code)
+        except SystemExit as ending:
+            raise (BaseExceptionGroup("several", [ending]) if grouped else ending) from None
+
+    monkeypatch.setattr("agentrl.launch.train", plug_in)
+    got, _, err = agentrl("train", "--env", "guess_number", "model.path=tiny")
+    assert got == 2
+    assert f"sys.exit({code}) was called in plug_in of {__file__}" in err
+    assert "Traceback" not in err
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
