@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,7 +29,9 @@ def read_jsonl(path: Path) -> Table:
     content = content.removeprefix(codecs.BOM_UTF8)
     rows: list[Row] = []
     numbers: list[int] = []
-    decode = json.JSONDecoder(object_pairs_hook=_distinct, parse_constant=_no_constant).decode
+    decode = json.JSONDecoder(
+        object_pairs_hook=_distinct, parse_constant=_no_constant, parse_float=_finite
+    ).decode
     # By newline alone: text within JSON may hold what other splitters take for the end of a line.
     for number, line in enumerate(content.split(b"\n"), start=1):
         text = line.strip()
@@ -69,6 +72,14 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    """Read a number; a float would silently make infinity of one beyond its range."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{show(text, 40)} is beyond the range of a 64-bit float (1.8e308)")
+    return number
 
 
 def _kind(value: object) -> str:

@@ -49,6 +49,11 @@ def read_source(source: str, *, split: str) -> list[Table]:
 
 
 def _read_file(path: Path, *, key: str) -> Table:
+    if not path.is_file():  # links followed; a pipe or a device might never end
+        raise DataError(
+            f"{key}: {str(path)!r} is {_kind_of(path)}, not a regular file: save the tasks to a "
+            "file and name that"
+        )
     suffix = path.suffix.lower()
     if suffix in _JSON_LINES:
         return read_jsonl(path)
@@ -58,3 +63,14 @@ def _read_file(path: Path, *, key: str) -> Table:
         f"{key}: {str(path)!r} ends in {suffix or 'nothing'}; known are "
         f"{', '.join(_JSON_LINES + _PARQUET)}"
     )
+
+
+def _kind_of(path: Path) -> str:
+    kinds = {
+        "a pipe": path.is_fifo,
+        "a device": lambda: path.is_char_device() or path.is_block_device(),
+        "a socket": path.is_socket,
+        "a directory": path.is_dir,
+        "a link to nothing": path.is_symlink,
+    }
+    return next((name for name, holds in kinds.items() if holds()), "something else")
