@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from agentrl.data.config import ColumnsConfig
+from agentrl.data.config import ColumnsConfig, CurriculumConfig
+from agentrl.train.config import MAX_STEPS
 
 if TYPE_CHECKING:
     from agentrl.config.schema import Config
@@ -21,6 +22,15 @@ def data_problems(config: Config) -> Iterator[str]:
             f"data.curriculum.max_skips={config.data.curriculum.max_skips}: must be at least 1; "
             "without a curriculum set data.curriculum.id=null"
         )
+    elif (
+        config.data.curriculum.id is None
+        and config.data.curriculum.max_skips != CurriculumConfig().max_skips
+    ):
+        yield (
+            f"data.curriculum.max_skips={config.data.curriculum.max_skips} without "
+            "data.curriculum.id: nothing skips tasks; name a curriculum, such as success_band, or "
+            "leave max_skips out"
+        )
     if config.data.curriculum.kwargs and config.data.curriculum.id is None:
         yield (
             f"data.curriculum.kwargs={config.data.curriculum.kwargs} without data.curriculum.id: "
@@ -33,9 +43,13 @@ def _length(config: Config) -> Iterator[str]:
     if epochs is None:
         if steps < 1:
             yield f"trainer.total_steps={steps}: must be at least 1, or set trainer.epochs"
+        elif steps > MAX_STEPS:
+            yield f"trainer.total_steps={steps}: must be at most {MAX_STEPS}"
         return
     if not (epochs > 0 and math.isfinite(epochs)):
         yield f"trainer.epochs={epochs}: must be a finite number above 0"
+    elif epochs > MAX_STEPS:
+        yield f"trainer.epochs={epochs}: must be at most {MAX_STEPS}"
     if steps:
         yield (
             f"trainer.epochs={epochs} and trainer.total_steps={steps} together: which one is "

@@ -19,7 +19,7 @@ from agentrl.config.environments import mixed_credit_problems
 from agentrl.env.entries import mix_problems
 from agentrl.errors import ConfigError
 from agentrl.reward.checks import reward_problems
-from agentrl.rollout.config import FailurePolicy
+from agentrl.rollout.config import FailurePolicy, TreeConfig
 
 if TYPE_CHECKING:
     from agentrl.config.schema import Config
@@ -185,6 +185,12 @@ def _signal(config: Config) -> Iterable[str]:
         )
     if problem := rollout.tree.problem(rollout.n):
         yield problem
+    elif not rollout.tree.rounds and rollout.tree.trunks != TreeConfig().trunks:
+        yield (
+            f"rollout.tree.trunks={rollout.tree.trunks} with rollout.tree.rounds=0: every episode "
+            "is played from the start, so there are no trees; set rollout.tree.rounds to at least "
+            "1, or leave trunks out"
+        )
     sessions = config.trainer.prompts_per_step * rollout.n
     if config.actor.updates_per_step > sessions:
         yield (

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 TINY = "tiny"
 """The ``model.path`` of the embedded model."""
+MAX_STEPS = 10**9
+"""Steps of a run at most; more of them, or of epochs, are a slip of the hand."""
 
 
 @dataclass(slots=True, kw_only=True)

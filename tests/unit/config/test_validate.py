@@ -17,6 +17,10 @@ ENV = "env.id=guess_number"
             ["rollout.tree.rounds=1", "rollout.n=3", "algo.advantage=tree"],
             r"rollout.n=3 .*every tree and every round needs a branch; raise.*at least 4",
         ),
+        (
+            ["rollout.tree.trunks=3"],
+            r"rollout.tree.trunks=3 with rollout.tree.rounds=0.*set rollout.tree.rounds to",
+        ),
         (["rollout.temperature=0"], r"rollout.temperature=0.0.*eval.temperature=0"),
         (["rollout.top_p=0.9"], r"rollout.top_p=0.9.*importance ratio.*top_p=1"),
         (["rollout.top_k=50"], r"rollout.top_k=50.*top_k=0"),
