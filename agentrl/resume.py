@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import MISSING, fields
+from typing import Any
 
 from agentrl.config.load import from_yaml, load, to_dict
 from agentrl.config.schema import Config
 from agentrl.dist.config import Schedule
 from agentrl.dist.engine import TrainEngine
 from agentrl.env.entries import run_label
-from agentrl.errors import ConfigError
-from agentrl.rollout.feed import TaskFeed
+from agentrl.errors import CheckpointError, ConfigError
+from agentrl.rollout.feed import TaskFeed, check_keys
 from agentrl.telemetry.jsonl import missing_steps
 from agentrl.telemetry.run_dir import RunDir
 from agentrl.train.checkpoint import CheckpointStore
@@ -105,7 +107,7 @@ def restore(
         length = ("trainer.total_steps", "trainer.epochs") if constant else ()
         free = (*FREE_ON_RESUME, *length)
         refuse_changed_settings(checkpoint.config, to_dict(config), free=free)
-    progress = Progress(**checkpoint.progress)
+    progress = read_progress(checkpoint.progress, step=checkpoint.step)
     if missing := missing_steps(run_dir.metrics_path, through=checkpoint.step):
         logger.warning(
             "%s has no lines of %d of the steps 0 to %d (%s): deleted or emptied? The run goes on, "
@@ -122,3 +124,29 @@ def restore(
     restore_rng(checkpoint.rng)
     run_dir.rewind(checkpoint.step)
     return progress
+
+
+def read_progress(state: Mapping[str, Any], *, step: int) -> Progress:
+    """Return where a checkpoint says that the run stands.
+
+    Args:
+        step: of the checkpoint.
+
+    Raises:
+        CheckpointError: a key is missing or unknown, or its value cannot be right; names it.
+    """
+    check_keys(state, [field.name for field in fields(Progress)], where="progress")
+    for field in fields(Progress):
+        value = state[field.name]
+        if field.default is MISSING:
+            sound = isinstance(value, Mapping)
+        else:
+            sound = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        if not sound or (field.name == "step" and value != step):
+            raise CheckpointError(
+                f"the checkpoint of step {step} holds progress.{field.name}={value!r}, which "
+                "cannot be right: it is damaged; resume from another one, or start a new run"
+            )
+    if state["learner"]:
+        check_keys(state["learner"], ("kl",), where="progress.learner")
+    return Progress(**state)

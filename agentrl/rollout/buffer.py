@@ -125,11 +125,12 @@ class RolloutBuffer:
                             "check`, or choose another failure.policy"
                         )
         except TimeoutError as error:
+            num_failed = len(taken) - refills - (num_groups - missing)
             raise TrainingError(
                 f"only {num_groups - missing} of {num_groups} groups were ready after "
-                f"{timeout_s} s ({self.num_waiting} dispatched and unfinished); raise "
-                "rollout.collect_timeout_s, or lower rollout.trajectory_timeout_s so that slow "
-                "episodes end earlier"
+                f"{timeout_s} s ({self.num_waiting} dispatched and unfinished)"
+                f"{_replaced(refills, num_failed)}; "
+                f"{_late_advice(refills, num_failed, missing)}"
             ) from error
         return taken
 
@@ -156,6 +157,35 @@ class RolloutBuffer:
         async with self._changed:
             self._version = version
             self._changed.notify_all()
+
+
+def _replaced(refills: int, num_failed: int) -> str:
+    """Say which groups were ready and did not count."""
+    parts = []
+    if refills:
+        parts.append(f"{refills} more were ready, had no signal and were replaced")
+    if num_failed:
+        parts.append(f"{num_failed} more failed and were replaced")
+    return "".join(f"; {part}" for part in parts)
+
+
+def _late_advice(refills: int, num_failed: int, missing: int) -> str:
+    """Say what to change: time is not what lacks where what was ready would have been enough."""
+    if refills and refills >= max(missing, num_failed):
+        return (
+            "lower algo.groups.max_refills, which bounds how many groups whose samples all earn "
+            "the same are replaced in a step, or give tasks that are solved sometimes: easier ones "
+            "where none is solved, harder ones where all are"
+        )
+    if num_failed >= missing:
+        return (
+            "look at the errors with `agentrl envs check`, or choose another failure.policy; raise "
+            "rollout.collect_timeout_s where the failures are meant"
+        )
+    return (
+        "raise rollout.collect_timeout_s, or lower rollout.trajectory_timeout_s so that slow "
+        "episodes end earlier"
+    )
 
 
 def failure_causes(groups: Sequence[TrajectoryGroup]) -> str:

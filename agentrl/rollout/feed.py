@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,6 +25,7 @@ class TaskFeed:
             curriculum says: a run never starves.
         fingerprint: of the tasks, see :func:`~agentrl.rollout.tasks.fingerprint`.
         facts: metrics of the tasks that stand in every step's line.
+        check_storable: raises TypeError for a state that no checkpoint can hold.
     """
 
     def __init__(
@@ -35,12 +36,15 @@ class TaskFeed:
         max_skips: int = 100,
         fingerprint: str = "",
         facts: Mapping[str, float] | None = None,
+        check_storable: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
         self._stream = stream
         self._curriculum = curriculum
         self._max_skips = max_skips
         self._fingerprint = fingerprint
         self._facts = dict(facts or {})
+        self._check_storable = check_storable
+        self._heard = self._checked = False
         self._in_flight: dict[int, Dispatch] = {}
         self._epoch = 0
         self._skipped = self._forced = 0
@@ -81,6 +85,10 @@ class TaskFeed:
                 rate = sum(score.success for score in scores) / len(scores)
                 with _named(self._curriculum, "update"):
                     self._curriculum.update(_key(dispatch), rate)
+                self._heard = True
+        if self._heard and not self._checked:  # a state that was empty at the start has filled
+            self._checked = True
+            self.check_state()
 
     def metrics(self) -> dict[str, float]:
         """Return what there is to tell of the time since the last call."""
@@ -92,8 +100,37 @@ class TaskFeed:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs besides the index of its next prompt."""
-        curriculum = self._curriculum.state_dict() if self._curriculum is not None else None
+        curriculum = None
+        if self._curriculum is not None:
+            with _named(self._curriculum, "state_dict"):
+                curriculum = self._curriculum.state_dict()
         return {"tasks": self._fingerprint, "epoch": self._epoch, "curriculum": curriculum}
+
+    def check_state(self) -> None:
+        """Refuse a curriculum whose state no checkpoint could hold, while nothing is lost yet.
+
+        Raises:
+            TrainingError: it is no mapping, or holds what cannot be stored; says where.
+        """
+        if self._curriculum is None:
+            return
+        state = self.state_dict()["curriculum"]
+        name = type(self._curriculum).__name__
+        if not isinstance(state, Mapping):
+            raise TrainingError(
+                f"the curriculum {name}: state_dict returned {type(state).__name__}, not a "
+                "dictionary; return {} where there is nothing to keep"
+            )
+        if self._check_storable is None:
+            return
+        try:
+            self._check_storable(state)
+        except TypeError as error:
+            raise TrainingError(
+                f"the curriculum {name}: its state_dict cannot be stored in a checkpoint: {error}; "
+                "return dictionaries with text keys, lists, text, numbers, booleans, None and "
+                "tensors only"
+            ) from error
 
     def load_state_dict(self, state: Mapping[str, Any], *, check_tasks: bool = True) -> None:
         """Take over what :meth:`state_dict` returned; nothing, of a run that saved none.
@@ -102,19 +139,29 @@ class TaskFeed:
             check_tasks: refuse other tasks than those of the run.
 
         Raises:
-            CheckpointError: the tasks have changed, so another order would be gone on with.
+            CheckpointError: the tasks have changed, so another order would be gone on with; or the
+                state is not one that :meth:`state_dict` returns.
+            TrainingError: the curriculum raised.
         """
         if not state:
             return
+        check_keys(state, ("tasks", "epoch", "curriculum"), where="feed")
+        epoch = state["epoch"]
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise CheckpointError(
+                f"the checkpoint's progress holds feed.epoch={epoch!r}, not a number of epochs: it "
+                "is damaged; resume from another one, or start a new run"
+            )
         if check_tasks and state["tasks"] != self._fingerprint:
             raise CheckpointError(
                 "the training tasks are not those that the run was started with, so their order "
                 "cannot be gone on with: restore the file, start a new run, or set "
                 "trainer.force_resume=true"
             )
-        self._epoch = int(state["epoch"])
+        self._epoch = epoch
         if self._curriculum is not None and state["curriculum"] is not None:
-            self._curriculum.load_state_dict(state["curriculum"])
+            with _named(self._curriculum, "load_state_dict"):
+                self._curriculum.load_state_dict(state["curriculum"])
 
     def _accepts(self, dispatch: Dispatch) -> bool:
         if self._curriculum is None:
@@ -127,16 +174,38 @@ class TaskFeed:
 
 @contextmanager
 def _named(curriculum: Curriculum, method: str) -> Iterator[None]:
-    """Turn whatever a curriculum raises into an error with its name."""
+    """Turn whatever a curriculum raises into an error with its name.
+
+    Its methods wait for nothing, so a cancellation that comes out of one is of its own making; and
+    an exit would end the run as if it were done.
+    """
     try:
         yield
-    except AgentRLError:
+    except (AgentRLError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:
         raise TrainingError(
             f"the curriculum {type(curriculum).__name__}: {method} raised "
             f"{type(error).__name__}: {error}; mend it, or set data.curriculum.id=null"
         ) from error
+
+
+def check_keys(state: Mapping[str, Any], known: Sequence[str], *, where: str) -> None:
+    """Refuse a state of a checkpoint that lacks a key, or has one that nothing reads.
+
+    Raises:
+        CheckpointError: names the keys.
+    """
+    wrong = {
+        "lacks": [key for key in known if key not in state],
+        "has the unknown": sorted(map(str, state.keys() - set(known))),
+    }
+    found = ", ".join(f"{what} {', '.join(keys)}" for what, keys in wrong.items() if keys)
+    if found:
+        raise CheckpointError(
+            f"the checkpoint's {where} {found}: it was damaged, or written by another version of "
+            "agentrl; resume with that version or from another checkpoint, or start a new run"
+        )
 
 
 def _key(dispatch: Dispatch) -> str:

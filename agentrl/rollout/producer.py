@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+from agentrl.errors import TrainingError
 from agentrl.rollout.buffer import RolloutBuffer, Slot, Verdict
 from agentrl.rollout.mix import PromptStream
 from agentrl.rollout.tasks import Dispatch
@@ -59,14 +60,41 @@ class Producer:
                     groups.create_task(self._deliver(next(prompts), slot))
         except BaseExceptionGroup as error:
             await self._buffer.fail(_first(error))
+        except asyncio.CancelledError as error:
+            if _is_cancelled():
+                raise
+            await self._buffer.fail(_ended(error, "the stream of prompts"))
+        except SystemExit as error:
+            await self._buffer.fail(_ended(error, "the stream of prompts"))
         except Exception as error:
             await self._buffer.fail(error)
 
     async def _deliver(self, dispatch: Dispatch, slot: Slot) -> None:
-        group = await self._run_group(dispatch)
-        verdict = self._judge(group)
+        try:
+            group = await self._run_group(dispatch)
+            verdict = self._judge(group)
+        except (asyncio.CancelledError, SystemExit) as error:
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                raise
+            # A task group takes the first for a child that was not needed, and waits for ever.
+            raise _ended(error, f"the group of task {dispatch.task.id!r}") from error
         group.gave_up = verdict is Verdict.FAILED
         await self._buffer.fill(slot, group, verdict=verdict)
+
+
+def _is_cancelled() -> bool:
+    """Tell whether this task was told to stop; else a cancellation is of a plug-in's making."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _ended(error: BaseException, what: str) -> TrainingError:
+    made = TrainingError(
+        f"{what} ended with {type(error).__name__}({error}), which nothing asked for: look for "
+        "sys.exit or a cancellation in the environment, reward, estimator or curriculum"
+    )
+    made.__cause__ = error
+    return made
 
 
 def _first(error: BaseException) -> BaseException:

@@ -102,13 +102,23 @@ class CheckpointStore:
             self._put_in_place(writing, target)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(writing, ignore_errors=True)
-            intact = ", ".join(f"step_{n:06d}" for n in self.steps()) or "none"
             raise CheckpointError(
                 f"cannot write the checkpoint {str(target)!r}: {error}; earlier checkpoints are "
-                f"intact ({intact}). Free disk space or make the directory writable, then go on "
-                "with --resume"
+                f"intact ({self._listed()}). Free disk space or make the directory writable, then "
+                "go on with --resume"
+            ) from error
+        except TypeError as error:
+            shutil.rmtree(writing, ignore_errors=True)
+            raise CheckpointError(
+                f"cannot write the checkpoint {str(target)!r}: {error}. Its state holds something "
+                "that cannot be stored: mend the part that returned it from state_dict (under "
+                "/progress/feed/curriculum that is the curriculum). Earlier checkpoints are intact "
+                f"({self._listed()})"
             ) from error
         self._delete_old()
+
+    def _listed(self) -> str:
+        return ", ".join(f"step_{n:06d}" for n in self.steps()) or "none"
 
     def steps(self) -> list[int]:
         """Return the steps that have a checkpoint, oldest first, without looking inside."""

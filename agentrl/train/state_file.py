@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
 JSON_NAME = "state.json"
@@ -23,14 +25,36 @@ def write_state(directory: Path, state: Mapping[str, Any]) -> list[Path]:
 
     Raises:
         OSError, SafetensorError: the files cannot be written.
-        TypeError: a value of a type that cannot be stored (a bug of the caller).
+        TypeError: a value that cannot be stored; says where in the state it stands.
     """
-    tensors: dict[str, Tensor] = {}
-    skeleton = _split(state, "", tensors)
+    text, tensors = _encode(state)
     json_path, tensors_path = directory / JSON_NAME, directory / TENSORS_NAME
-    json_path.write_text(json.dumps(skeleton), encoding="utf-8")
+    json_path.write_text(text, encoding="utf-8")
     save_file(tensors, tensors_path)
     return [json_path, tensors_path]
+
+
+def check_storable(state: Mapping[str, Any]) -> None:
+    """Refuse what :func:`write_state` could not write; writes nothing.
+
+    Raises:
+        TypeError: a value that cannot be stored; says where in the state it stands.
+    """
+    _, tensors = _encode(state)
+    try:
+        save(tensors)
+    except (SafetensorError, ValueError) as error:
+        raise TypeError(f"its tensors cannot be stored: {error}") from error
+
+
+def _encode(state: Mapping[str, Any]) -> tuple[str, dict[str, Tensor]]:
+    tensors: dict[str, Tensor] = {}
+    try:
+        return json.dumps(_split(state, "", tensors)), tensors
+    except RecursionError as error:
+        raise TypeError("it is nested too deeply, or holds itself") from error
+    except ValueError as error:  # a whole number of more digits than Python writes
+        raise TypeError(f"it holds what JSON cannot: {error}") from error
 
 
 def read_state(directory: Path) -> dict[str, Any]:
@@ -52,11 +76,14 @@ def _split(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         if path in tensors:
             raise TypeError(f"two tensors would be stored under {path!r}")
         # A contiguous copy of its own: the format refuses memory that is shared.
+        if value.is_meta or value.layout is not torch.strided:
+            raise TypeError(f"{path} is a tensor without plain memory, which cannot be stored")
         tensors[path] = value.detach().cpu().clone().contiguous()
         return _MARK + path
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
-            raise TypeError(f"{path or 'the state'} has keys that are no text")
+            odd = next(key for key in value if not isinstance(key, str))
+            raise TypeError(f"{path or 'the state'} has the key {odd!r}, which is no text")
         return {key: _split(item, f"{path}/{key}", tensors) for key, item in value.items()}
     if isinstance(value, list):
         return [_split(item, f"{path}/{index}", tensors) for index, item in enumerate(value)]

@@ -11,7 +11,7 @@ from agentrl.data.config import CurriculumConfig, DataConfig
 from agentrl.data.length import CountTokens, bound_prompts
 from agentrl.data.load import read_tasks
 from agentrl.env.base import Env
-from agentrl.errors import ConfigError
+from agentrl.errors import AgentRLError, ConfigError
 from agentrl.kwargs import check_kwargs
 from agentrl.rollout.curriculum import Curriculum, curriculum_registry
 from agentrl.rollout.feed import TaskFeed
@@ -25,8 +25,9 @@ from agentrl.rollout.tasks import (
 )
 from agentrl.seeding import derive_seed
 from agentrl.tool.binding import Toolbox
-from agentrl.train.config import TrainerConfig
+from agentrl.train.config import MAX_STEPS, TrainerConfig
 from agentrl.train.environments import Environment
+from agentrl.train.state_file import check_storable
 from agentrl.types import Message, Task
 
 HELD_OUT = ("val", "test")
@@ -131,11 +132,20 @@ def total_steps(trainer: TrainerConfig, num_tasks: int) -> int:
 
     The last step of an epoch goes on into the next one, so every task is dealt ``epochs`` times,
     and less than a step's worth of them once more.
+
+    Raises:
+        ConfigError: more than :data:`~agentrl.train.config.MAX_STEPS`.
     """
     if trainer.epochs is None:
         return trainer.total_steps
-    prompts = trainer.epochs * num_tasks
-    return max(1, math.ceil(round(prompts / trainer.prompts_per_step, 9)))
+    steps = trainer.epochs * num_tasks / trainer.prompts_per_step
+    if not steps <= MAX_STEPS:
+        raise ConfigError(
+            f"trainer.epochs={trainer.epochs} over {num_tasks} tasks makes {steps:.3g} steps of "
+            f"trainer.prompts_per_step={trainer.prompts_per_step}: at most {MAX_STEPS} can be "
+            "trained; lower trainer.epochs"
+        )
+    return max(1, math.ceil(round(steps, 9)))
 
 
 def open_feed(
@@ -150,6 +160,7 @@ def open_feed(
 
     Raises:
         RegistryError, ConfigError: no such curriculum, or arguments that it does not take.
+        TrainingError: a curriculum whose state no checkpoint could hold.
     """
     streams, weights, prints = {}, {}, []
     for item in environments:
@@ -159,13 +170,16 @@ def open_feed(
         streams[item.name] = TaskStream(train, seed=own_seed, source=source)
         weights[item.name] = item.entry.weight
         prints.append(fingerprint(train, source=source))
-    return TaskFeed(
+    feed = TaskFeed(
         MixedStream(streams, weights),
         curriculum=open_curriculum(curriculum),
         max_skips=curriculum.max_skips,
         fingerprint="-".join(prints),
         facts={"data/dropped_long": dropped["train"]} if "train" in dropped else {},
+        check_storable=check_storable,
     )
+    feed.check_state()
+    return feed
 
 
 def open_curriculum(config: CurriculumConfig) -> Curriculum | None:
@@ -173,13 +187,22 @@ def open_curriculum(config: CurriculumConfig) -> Curriculum | None:
 
     Raises:
         RegistryError: no such curriculum.
-        ConfigError: arguments that it does not take, or an object that is no curriculum.
+        ConfigError: arguments that it does not take, a constructor that raises, or an object that
+            is no curriculum.
     """
     if config.id is None:
         return None
     made = curriculum_registry.get(config.id)
     check_kwargs(made, config.kwargs, key="data.curriculum.kwargs")
-    curriculum = made(**config.kwargs)
+    try:
+        curriculum = made(**config.kwargs)
+    except (AgentRLError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # an exit would end the run as if it were done
+        raise ConfigError(
+            f"data.curriculum.id={config.id!r}: its constructor raised {type(error).__name__}: "
+            f"{error}; mend it, change data.curriculum.kwargs, or set data.curriculum.id=null"
+        ) from error
     missing = [
         name
         for name in ("accept", "update", "state_dict", "load_state_dict")

@@ -110,6 +110,38 @@ def test_a_late_step_says_what_was_missing_and_how_to_fix_it() -> None:
         run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("verdict", "message"),
+    [
+        (
+            Verdict.NO_SIGNAL,
+            r"only 0 of 2 .*; 3 more were ready, had no signal and were replaced; lower "
+            r"algo.groups.max_refills",
+        ),
+        (Verdict.FAILED, r"only 0 of 2 .*; 3 more failed and were replaced; look at the errors"),
+    ],
+)
+def test_a_late_step_tells_of_groups_that_were_ready_and_replaced(
+    verdict: Verdict, message: str
+) -> None:
+    async def scenario() -> None:
+        buffer = RolloutBuffer(prompts_per_step=2, max_staleness=0)
+
+        async def produce() -> None:
+            for index in range(3):
+                await buffer.fill(await buffer.reserve(), group(index), verdict=verdict)
+
+        producing = asyncio.create_task(produce())
+        try:
+            await buffer.take(2, timeout_s=0.1, max_rejected=99, max_refills=99)
+        finally:
+            producing.cancel()
+
+    with pytest.raises(TrainingError, match=message) as caught:
+        run(scenario())
+    assert "raise rollout.collect_timeout_s, or lower" not in str(caught.value)
+
+
 def test_the_producers_failure_reaches_the_taker() -> None:
     async def scenario() -> None:
         buffer = RolloutBuffer(prompts_per_step=1, max_staleness=0)

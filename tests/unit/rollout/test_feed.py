@@ -22,6 +22,7 @@ from agentrl.rollout.mix import MixedStream
 from agentrl.rollout.producer import Producer
 from agentrl.rollout.tasks import Dispatch, TaskStream
 from agentrl.testing.sessions import make_session
+from agentrl.train.state_file import check_storable
 from agentrl.types import Task, TrajectoryGroup
 
 TASKS = [Task(id=f"t{index}", data={"n": index}) for index in range(12)]
@@ -113,6 +114,73 @@ def test_a_curriculum_that_raises_is_named() -> None:
     first = next(feed.starting_at(0))
     with pytest.raises(TrainingError, match="curriculum Broken: update raised KeyError"):
         feed.observe([finished(first, 1.0)])
+
+
+class Mode(Never):
+    """A curriculum of which one method ends in some way."""
+
+    def __init__(self, method: str, error: BaseException) -> None:
+        super().__init__()
+        self.method, self.error = method, error
+
+    def _end(self, method: str) -> None:
+        if method == self.method:
+            raise self.error
+
+    def accept(self, task: Task, *, key: str, epoch: int) -> bool:
+        self._end("accept")
+        return True
+
+    def update(self, key: str, success_rate: float) -> None:
+        self._end("update")
+
+    def state_dict(self) -> dict[str, Any]:
+        self._end("state_dict")
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._end("load_state_dict")
+
+
+@pytest.mark.parametrize("method", ["accept", "update", "state_dict", "load_state_dict"])
+@pytest.mark.parametrize(
+    "error", [SystemExit(0), asyncio.CancelledError(), KeyError("x"), StopIteration()]
+)
+def test_no_ending_of_a_curriculum_passes_for_the_end_of_the_run(
+    method: str, error: BaseException
+) -> None:
+    feed = TaskFeed(stream(), curriculum=Mode(method, error))
+    with pytest.raises(TrainingError, match=f"Mode: {method} raised {type(error).__name__}"):
+        feed.observe([finished(next(feed.starting_at(0)), 1.0)])
+        feed.load_state_dict(feed.state_dict())
+
+
+def test_a_state_that_fills_with_what_cannot_be_stored_is_refused_after_the_first_step() -> None:
+    class Filling(Never):
+        def state_dict(self) -> dict[str, Any]:
+            return dict.fromkeys(self.heard)  # keys that are tuples
+
+    feed = TaskFeed(stream(), curriculum=Filling(), max_skips=1, check_storable=check_storable)
+    feed.check_state()
+    first = next(feed.starting_at(0))
+    with pytest.raises(TrainingError, match=r"Filling: its state_dict cannot be stored.*the key"):
+        feed.observe([finished(first, 1.0)])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tasks": None}, "the checkpoint's feed lacks tasks"),
+        ({"epoch": None, "epok": 1}, "feed lacks epoch, has the unknown epok"),
+        ({"epoch": -1}, "feed.epoch=-1, not a number of epochs"),
+        ({"epoch": "1"}, "feed.epoch='1', not a number of epochs"),
+    ],
+)
+def test_a_state_that_cannot_be_right_is_refused(change: dict[str, Any], message: str) -> None:
+    state = TaskFeed(stream()).state_dict() | change
+    state = {key: value for key, value in state.items() if value is not None or key not in change}
+    with pytest.raises(CheckpointError, match=message):
+        TaskFeed(stream()).load_state_dict(state)
 
 
 def test_tasks_of_several_environments_are_told_apart() -> None:
