@@ -23,7 +23,7 @@ def changed_settings(
     return {
         key: (before.get(key), after.get(key))
         for key in sorted(before.keys() | after.keys())
-        if before.get(key) != after.get(key)
+        if not _same(before.get(key), after.get(key))
         and not any(key == name or (name.endswith(".") and key.startswith(name)) for name in free)
     }
 
@@ -45,6 +45,16 @@ def refuse_changed_settings(
             f"the checkpoint was made with other settings: {listed}. Use the old values, start a "
             "new run, or set trainer.force_resume=true to go on all the same"
         )
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Compare two values; unlike ``==``, NaN is the same as NaN, within lists too."""
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    both_nan = isinstance(one, float) and isinstance(other, float) and one != one != other != other
+    return both_nan or bool(one == other)
 
 
 def _flatten(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
