@@ -121,7 +121,20 @@ def test_an_adaptive_weight_survives_a_restart_and_a_fixed_one_is_the_configurat
     assert fixed.value == 0.02
 
 
-@pytest.mark.parametrize("state", [{}, {"value": "much"}, {"value": float("nan")}])
+def test_an_adaptive_weight_begins_again_from_a_coefficient_that_was_changed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    controller = KLController(0.01, target=0.1, horizon=100)
+    controller.update(1.0, 10)
+    changed = KLController(0.5, target=0.1, horizon=100)
+    changed.load_state_dict(controller.state_dict())
+    assert changed.value == 0.5
+    assert "algo.kl.coef was 0.01 and is now 0.5" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "state", [{}, {"value": "much"}, {"value": float("nan")}, {"value": 0.1}, {"coef": 0.1}]
+)
 def test_a_damaged_state_is_refused(state: dict[str, Any]) -> None:
     with pytest.raises(CheckpointError, match="KL coefficient"):
         KLController(0.01, target=0.1).load_state_dict(state)
