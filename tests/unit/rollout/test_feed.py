@@ -158,7 +158,7 @@ def test_no_ending_of_a_curriculum_passes_for_the_end_of_the_run(
 def test_a_state_that_fills_with_what_cannot_be_stored_is_refused_after_the_first_step() -> None:
     class Filling(Never):
         def state_dict(self) -> dict[str, Any]:
-            return dict.fromkeys(self.heard)  # keys that are tuples
+            return {"seen": dict.fromkeys(self.heard)}  # keys that are tuples
 
     feed = TaskFeed(stream(), curriculum=Filling(), max_skips=1, check_storable=check_storable)
     feed.check_state()
