@@ -131,11 +131,20 @@ def _itemised(overrides: Sequence[str]) -> Iterator[str]:
         if isinstance(value, dict):
             for name, inner in value.items():
                 if re.fullmatch(r"[\w-]+", name):
-                    yield from _itemised([f"{key}.{name}={json.dumps(inner)}"])
+                    yield from _itemised([f"{key}.{name}={_in_grammar(inner)}"])
                 else:  # the part of a key that the grammar has no way to write
-                    yield f"{key}={{{name}: {json.dumps(inner)}}}"
+                    yield f"{key}={{{name}: {_in_grammar(inner)}}}"
         else:
             yield item
+
+
+def _in_grammar(value: object) -> str:
+    """Write a value as the grammar of overrides reads it: names of mappings stand unquoted."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {_in_grammar(v)}" for name, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_in_grammar, value)) + "]"
+    return json.dumps(value)
 
 
 def _yaml_value(item: str, text: str) -> object:

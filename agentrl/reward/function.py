@@ -116,7 +116,9 @@ class RewardFunction:
         if "data_source" in data:
             given["data_source"] = data["data_source"]
         elif "data_source" not in self._kwargs:
-            raise self._lacks(task, "'data_source'", "set reward.kwargs.data_source, one for all tasks")
+            raise self._lacks(
+                task, "'data_source'", "set reward.kwargs.data_source, one for all tasks"
+            )
         if self._takes_extra_info:
             given["extra_info"] = data.get("extra_info")
         return given

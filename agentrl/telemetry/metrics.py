@@ -83,7 +83,8 @@ def group_metrics(
 ) -> dict[str, float]:
     """``group/{zero_advantage_fraction,dropped,refilled}``.
 
-    With greedy baselines also ``group/greedy_failed`` (a count) and ``reward/greedy_mean``.
+    With greedy baselines also ``group/greedy_failed`` (a count) and ``reward/greedy_mean``; with
+    trees ``group/branched_fraction``, the share of members that branched off from another.
     A group has zero advantage where all its scored members earned the same, and is dropped where
     none of its members entered the loss. Groups without a scored member are left out of the
     fraction.
@@ -93,6 +94,9 @@ def group_metrics(
     metrics: dict[str, float] = {"group/dropped": dropped, "group/refilled": refilled}
     if flat:
         metrics["group/zero_advantage_fraction"] = sum(flat) / len(flat)
+    members = [member for group in groups for member in group.trajectories]
+    if branched := sum(member.parent is not None for member in members):
+        metrics["group/branched_fraction"] = branched / len(members)
     baselines = [group.baseline for group in groups if group.baseline is not None]
     if baselines:
         scored = [baseline for baseline in baselines if baseline.score is not None]

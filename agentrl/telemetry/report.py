@@ -168,6 +168,9 @@ def _facts(config: dict[str, Any]) -> list[tuple[str, str]]:
         ("failure policy", ("failure", "policy")),
         ("seed", ("trainer", "seed")),
     ]
+    mix = _lookup(config, ("env", "mix")) or []
+    if mix and all(_lookup(item, ("algo", "advantage")) for item in mix):
+        wanted = [fact for fact in wanted if fact[0] != "advantage"]  # nobody's
     found = [(label, _lookup(config, path)) for label, path in wanted]
     return [(label, _fact(value)) for label, value in found if value not in (None, "", [])]
 
@@ -176,12 +179,14 @@ def _fact(value: Any) -> str:
     """A setting as text; of the entries of a mix, names and weights."""
     if not isinstance(value, list):
         return str(value)
-    return ", ".join(
-        f"{item.get('name') or item.get('id')} × {item.get('weight')}"
-        if isinstance(item, dict)
-        else str(item)
-        for item in value
-    )
+    return ", ".join(_entry(item) if isinstance(item, dict) else str(item) for item in value)
+
+
+def _entry(item: dict[str, Any]) -> str:
+    """An environment of a mix, with its estimator where it has one of its own."""
+    text = f"{item.get('name') or item.get('id')} × {item.get('weight', 1):g}"
+    own = _lookup(item, ("algo", "advantage"))
+    return f"{text} ({own})" if own else text
 
 
 def _status(config: dict[str, Any], lines: Lines) -> dict[str, Any]:

@@ -175,3 +175,17 @@ def test_a_stored_config_of_other_bytes_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"env:\n  id: \xff\xfe")
     with pytest.raises(ConfigError, match="cannot read the configuration"):
         from_yaml(path)
+
+
+def test_lists_of_records_may_stand_inside_a_section_on_the_command_line() -> None:
+    rules = "[{statistic: seq_mean_k1, low: 0.99, high: 1.01}, {statistic: token_k2, high: 0.5}]"
+    config = load(
+        [
+            "env.id=guess_number",
+            "algo.old_logprobs=recompute",
+            f"algo.correction={{weight: token, upper: 3.0, reject: {rules}}}",
+        ]
+    )
+    assert config.algo.correction.upper == 3.0
+    assert [rule.statistic for rule in config.algo.correction.reject] == ["seq_mean_k1", "token_k2"]
+    assert config.algo.correction.reject[0].low == 0.99

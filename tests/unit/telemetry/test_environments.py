@@ -105,7 +105,10 @@ def test_curves_by_environment_are_drawn_where_there_are_several() -> None:
 
 def test_the_report_evaluates_every_environment_apart(tmp_path: Path) -> None:
     with RunDir.create(tmp_path / "run") as run:
-        run.write_config("env: {id: '', mix: [{id: sums, weight: 2.0}, {id: b, name: bees}]}\n")
+        run.write_config(
+            "env: {id: '', mix: [{id: sums, weight: 2.0, algo: {advantage: rloo}}, "
+            "{id: b, name: bees, algo: {advantage: turn_return}}]}\nalgo: {advantage: opo}\n"
+        )
         items = [
             make_trajectory(
                 seed=i,
@@ -122,4 +125,5 @@ def test_the_report_evaluates_every_environment_apart(tmp_path: Path) -> None:
     page = " ".join(render_report(run).read_text().split())
     assert "Evaluation in be-es on the test split" in page
     assert "Evaluation in sums on the test split" in page
-    assert "sums × 2.0, bees × " in page
+    assert "sums × 2 (rloo), bees × 1 (turn_return)" in page
+    assert ">opo<" not in page, "an estimator that no environment uses is not shown"

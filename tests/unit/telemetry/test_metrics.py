@@ -163,3 +163,13 @@ def test_staleness_is_over_sampled_tokens() -> None:
     assert metrics["staleness/mean"] == pytest.approx(expected)
     assert metrics["staleness/max"] == 2
     assert staleness_metrics([], 0) == {}
+
+
+def test_branches_are_told_where_there_are_any() -> None:
+    trunk, branch = make_trajectory(seed=0), make_trajectory(seed=1)
+    group = TrajectoryGroup(
+        id="g", task=trunk.task, env_id="e", trajectories=[trunk, branch], policy_version=0
+    )
+    assert "group/branched_fraction" not in group_metrics([group])
+    branch.parent, branch.branch_turn = 0, 1
+    assert group_metrics([group])["group/branched_fraction"] == 0.5
