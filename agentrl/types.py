@@ -218,6 +218,10 @@ class Task:
     """Strata to report by, for example ``{"level": "1", "readings": "2"}``."""
 
 
+BUILT_IN_REWARDS = ("outcome", "turn", "tool")
+"""What every episode may earn, by the names that no part of a rubric may have."""
+
+
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Score:
     """The outcome of an episode."""

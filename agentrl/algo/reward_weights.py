@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 
-BUILT_IN_REWARDS = ("outcome", "turn", "tool")
+from agentrl.types import BUILT_IN_REWARDS
 
 
 def named_reward_problems(

@@ -6,8 +6,8 @@ import difflib
 import math
 from collections.abc import Iterator
 
-from agentrl.algo.reward_weights import BUILT_IN_REWARDS
 from agentrl.reward.config import RewardConfig, RewardPartConfig
+from agentrl.types import BUILT_IN_REWARDS
 
 SHORTHAND = "score"
 """Name of the part that ``reward.path`` stands for."""

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from agentrl.algo.reward_weights import BUILT_IN_REWARDS
 from agentrl.env.base import Episode
 from agentrl.env.table import converted
 from agentrl.errors import ConfigError, RewardError
 from agentrl.finite import check_reward, got
 from agentrl.reward.part import Grade, Part
-from agentrl.types import Score
+from agentrl.types import BUILT_IN_REWARDS, Score
 
 Graded = Sequence[tuple[Part, Grade]]
 Success = Callable[[Mapping[str, float]], bool]

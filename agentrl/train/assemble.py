@@ -15,11 +15,10 @@ import torch
 
 from agentrl.algo.config import CreditConfig
 from agentrl.algo.credit import CreditBatch
-from agentrl.algo.reward_weights import BUILT_IN_REWARDS
 from agentrl.batch import Batch
 from agentrl.errors import TrainingError
 from agentrl.rollout.buffer import failure_causes
-from agentrl.types import Score, Trajectory, TrajectoryGroup, Turn
+from agentrl.types import BUILT_IN_REWARDS, Score, Trajectory, TrajectoryGroup, Turn
 
 
 @dataclass(slots=True, kw_only=True)
