@@ -139,7 +139,13 @@ def _fit_to_model(
         DataError: prompts are too long.
         ConfigError: the warm-up of the learning rate does not fit into the steps there are.
     """
-    plan.dropped = bound_lengths(plan.tasks, plan.environments, config.data, ground.renderer)
+    plan.dropped = bound_lengths(
+        plan.tasks,
+        plan.environments,
+        config.data,
+        ground.renderer,
+        max_context_tokens=config.rollout.max_context_tokens,
+    )
     if config.data.sources():
         announce(describe(plan.tasks, config.data, plan.dropped))
     plan.num_steps = total_steps(config.trainer, sum(map(len, plan.tasks["train"].values())))

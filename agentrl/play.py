@@ -67,7 +67,13 @@ async def play_split(
     temperature = config.eval.temperature
     examples = [found[0] for found in tasks[split].values()]
     async with open_playground(config, environments, examples=examples) as ground:
-        bound_lengths(tasks, environments, config.data, ground.renderer)
+        bound_lengths(
+            tasks,
+            environments,
+            config.data,
+            ground.renderer,
+            max_context_tokens=config.rollout.max_context_tokens,
+        )
         play = ground.groups(
             config,
             purpose=f"eval-{split}",

@@ -61,7 +61,7 @@ class DataConfig:
     columns: ColumnsConfig = field(default_factory=ColumnsConfig)
     max_prompt_tokens: int | None = None
     """Longest prompt of a file's task, in tokens under the model's chat template with the tools'
-    schemas; what the environment adds to it is not counted."""
+    schemas; what the environment adds to it is not counted. None: what the context has room for."""
     overlong_prompts: OverlongPrompts = OverlongPrompts.drop
     """What happens to longer ones."""
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)

@@ -52,7 +52,8 @@ def bound_prompts(
         fix = "raise it" if not kept else "raise it, or set data.overlong_prompts=drop"
         raise DataError(
             f"{key}: {len(overlong)} of {len(tasks)} prompts have more tokens than "
-            f"data.max_prompt_tokens={max_tokens}, for example {examples}; {fix}"
+            f"data.max_prompt_tokens={max_tokens} (or, where that is not set, than the context "
+            f"has room for), for example {examples}; {fix}"
         )
     return Bounded(tasks=kept, dropped=list(overlong))
 

@@ -79,9 +79,17 @@ def load_tasks(environments: Sequence[Environment], data: DataConfig) -> Splits:
 
 
 def bound_lengths(
-    tasks: Splits, environments: Sequence[Environment], data: DataConfig, renderer: Renderer
+    tasks: Splits,
+    environments: Sequence[Environment],
+    data: DataConfig,
+    renderer: Renderer,
+    *,
+    max_context_tokens: int,
 ) -> dict[str, int]:
     """Apply ``data.max_prompt_tokens`` to the splits that come from files, in place.
+
+    Without it, prompts are bounded by the context less the one token that a turn has at least: an
+    episode with a longer one could not begin.
 
     Returns:
         Split -> tasks that were dropped, for those splits.
@@ -90,20 +98,34 @@ def bound_lengths(
         DataError: prompts are to be refused, or none is left.
     """
     dropped: dict[str, int] = {}
-    if data.max_prompt_tokens is None:
+    if data.columns.prompt is None:
         return dropped
+    limit = data.max_prompt_tokens or max_context_tokens - 1
     for split in data.sources().keys() & tasks.keys():
         for item in environments:
             bounded = bound_prompts(
                 tasks[split][item.name],
-                max_tokens=data.max_prompt_tokens,
+                max_tokens=limit,
                 policy=data.overlong_prompts,
-                count_tokens=prompt_counter(renderer, item.toolbox),
+                count_tokens=_upper_bound(prompt_counter(renderer, item.toolbox), limit),
                 key=f"data.{split}",
             )
             tasks[split][item.name] = bounded.tasks
-            dropped[split] = dropped.get(split, 0) + len(bounded.dropped)
+            if data.max_prompt_tokens is not None or bounded.dropped:
+                dropped[split] = dropped.get(split, 0) + len(bounded.dropped)
     return dropped
+
+
+def _upper_bound(count: CountTokens, limit: int) -> CountTokens:
+    """Count tokens only where the bytes leave a doubt: a token stands for one byte at least."""
+    frame = count([{"role": "user", "content": "x"}])  # what the template itself takes
+
+    def bounded(messages: Sequence[Message]) -> int:
+        num_bytes = sum(len(message["content"].encode(errors="replace")) for message in messages)
+        at_most = num_bytes + frame * len(messages)
+        return at_most if at_most <= limit else count(messages)
+
+    return bounded
 
 
 def prompt_counter(renderer: Renderer, toolbox: Toolbox) -> CountTokens:

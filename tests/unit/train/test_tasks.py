@@ -120,11 +120,23 @@ def test_the_length_of_a_prompt_is_that_of_its_rendering(tmp_path: Path) -> None
     source = write(tmp_path / "a.jsonl", words)
     data = DataConfig(train=source, max_prompt_tokens=lengths[1])
     tasks = load_tasks([environment(Own())], data)
-    assert bound_lengths(tasks, [environment(Own())], data, renderer) == {"train": 1}
+    own = [environment(Own())]
+    assert bound_lengths(tasks, own, data, renderer, max_context_tokens=999) == {"train": 1}
     assert [task.data["prompt"] for task in tasks["train"]["e"]] == words[:2]
     assert len(tasks["val"]["e"]) == 3, "the environment's own tasks have prompts of its own"
-    data.max_prompt_tokens = None
-    assert bound_lengths(tasks, [environment(Own())], data, renderer) == {}
+
+
+def test_a_prompt_that_the_context_cannot_hold_is_dropped_and_counted(tmp_path: Path) -> None:
+    renderer = Renderer(make_tokenizer())
+    words = ["x", "x x x x x x x x x x x x x x x x x x x x"]
+    length = prompt_counter(renderer, Toolbox([]))([{"role": "user", "content": words[1]}])
+    data = DataConfig(train=write(tmp_path / "a.jsonl", words))
+    own = [environment(Own())]
+    roomy = bound_lengths(load_tasks(own, data), own, data, renderer, max_context_tokens=length + 1)
+    assert roomy == {}
+    tasks = load_tasks(own, data)
+    assert bound_lengths(tasks, own, data, renderer, max_context_tokens=length) == {"train": 1}
+    assert [task.data["prompt"] for task in tasks["train"]["e"]] == words[:1]
 
 
 @pytest.mark.parametrize(
