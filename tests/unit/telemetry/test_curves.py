@@ -4,14 +4,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from matplotlib import image
+from matplotlib.figure import Figure
 
 from agentrl.errors import DataError
 from agentrl.telemetry.curves import render_curves
 from agentrl.telemetry.run_dir import RunDir
 from agentrl.telemetry.tracker import MissingExtraError
-
-image = pytest.importorskip("matplotlib.image")
-Figure = pytest.importorskip("matplotlib.figure").Figure
 
 
 def test_draws_a_picture_with_content(own_run: RunDir) -> None:

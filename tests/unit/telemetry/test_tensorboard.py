@@ -3,12 +3,10 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import pytest
+from tensorboard.backend.event_processing import event_accumulator as accumulator
 
 from agentrl.telemetry.tensorboard import TensorBoardTracker
 from agentrl.telemetry.tracker import TrackedRun
-
-accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
 
 def _read(folder: Path, key: str) -> list[tuple[int, float]]:
