@@ -8,6 +8,7 @@ message, so that it can cross a process boundary).
 
     AgentRLError
     ├── ConfigError            a setting that cannot work, or would train something else than meant
+    │   └── MemoryPlanError        what the run needs of a device is more than the device has
     ├── RegistryError          an unknown, duplicate or broken registration
     ├── ModelError             a model, tokenizer or chat template that cannot be used as it is
     ├── CheckpointError        a checkpoint that is missing, damaged, or belongs to another run
@@ -24,6 +25,9 @@ message, so that it can cross a process boundary).
     │   └── RewardServiceError     a judge or reward model could not be reached, retries spent
     ├── RenderError            a chat template that the renderer cannot follow exactly
     ├── EngineError            a rollout engine refused or lost a request
+    ├── WorkerError            a rank of a worker group failed, with its own traceback
+    │   ├── WorkerLost             its process is gone
+    │   └── WorkerTimeout          it did not answer before its deadline; with every rank's stack
     └── TrainingError          training cannot go on (no signal, non-finite gradients in a row)
         └── ThreadLeakError        more hung environment threads than env.max_leaked_threads
 """
@@ -37,6 +41,10 @@ class AgentRLError(Exception):
 
 class ConfigError(AgentRLError):
     """A setting that cannot work, or would train something else than meant."""
+
+
+class MemoryPlanError(ConfigError):
+    """What a run needs of a device is more than the device has; names what would make it fit."""
 
 
 class RegistryError(AgentRLError):
@@ -101,6 +109,18 @@ class RenderError(AgentRLError):
 
 class EngineError(AgentRLError):
     """A rollout engine refused or lost a request."""
+
+
+class WorkerError(AgentRLError):
+    """A rank of a worker group failed; names rank and method and holds its traceback."""
+
+
+class WorkerLost(WorkerError):
+    """The process of a rank is gone."""
+
+
+class WorkerTimeout(WorkerError):
+    """A rank did not answer before its deadline; holds the stacks of all ranks."""
 
 
 class TrainingError(AgentRLError):

@@ -145,7 +145,7 @@ class PolicyLoss:
     extra: tuple[str, ...] = ()
     """Token fields for ``token_loss``."""
     entropy_coef: float = 0.0
-    """Bonus per nat of entropy; needs the engine to be asked for entropy."""
+    """Bonus per nat of entropy."""
     kl_coef: float = 0.0
     """Weight of the KL to the reference policy in the loss."""
     kl_kind: str = "k3"
@@ -160,14 +160,20 @@ class PolicyLoss:
                 "is empty: call prepare(), put its result into the batch and name it in extra"
             )
 
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """What the model is asked for at every trained token."""
+        return ("logprobs", "entropy")
+
     def __call__(
-        self, logprobs: Tensor, entropy: Tensor | None, batch: Batch
+        self, scores: Mapping[str, Tensor], batch: Batch
     ) -> tuple[Tensor, dict[str, float]]:
         """Return the micro-batch's share of the loss, and of the metrics.
 
         Everything is computed in float32, whatever the inputs are.
         """
         mask = batch.tokens["loss_mask"]
+        logprobs, entropy = scores["logprobs"], scores.get("entropy")
         new, old = logprobs[mask].float(), batch.tokens["old_logprobs"][mask].float()
         token_loss = _run(
             self.token_loss,
@@ -198,7 +204,7 @@ class PolicyLoss:
             if self.entropy_coef:
                 per_token = per_token - self.entropy_coef * entropy[mask]
         elif self.entropy_coef:
-            raise ValueError("entropy_coef is set, but the engine was not asked for entropy")
+            raise ValueError("entropy_coef is set, but the scores hold no entropy")
         if self.measure_mismatch:
             metrics |= mismatch(logprobs, batch.tokens["logprobs"], mask, num_tokens=total)
         loss = (per_token * batch.tokens["loss_weights"][mask]).sum()
@@ -220,12 +226,17 @@ class SupervisedLoss:
     Reads ``loss_mask`` and ``loss_weights``, the weight of every token in the mini-batch.
     """
 
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """What the model is asked for at every trained token."""
+        return ("logprobs",)
+
     def __call__(
-        self, logprobs: Tensor, entropy: Tensor | None, batch: Batch
+        self, scores: Mapping[str, Tensor], batch: Batch
     ) -> tuple[Tensor, dict[str, float]]:
         """Return the micro-batch's share of the loss."""
         mask = batch.tokens["loss_mask"]
-        loss = -(logprobs[mask] * batch.tokens["loss_weights"][mask]).sum()
+        loss = -(scores["logprobs"][mask] * batch.tokens["loss_weights"][mask]).sum()
         return loss, {"loss": float(loss.detach())}
 
 

@@ -5,6 +5,7 @@ Legend: ``N`` tokens of a micro-batch, ``M`` trained ones of them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -39,7 +40,7 @@ def clipped_value_loss(
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class ValueLoss:
-    """The loss of a critic: a :class:`~agentrl.dist.engine.LossFn` whose first argument are values.
+    """The loss of a critic: a :class:`~agentrl.dist.engine.LossFn` that reads values.
 
     Reads the token fields ``loss_mask`` (where the critic is trained), ``values`` (its predictions
     before the first update), ``value_targets``, ``loss_weights``
@@ -61,18 +62,22 @@ class ValueLoss:
                 "return, or null for none"
             )
 
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """What the model is asked for at every trained token."""
+        return ("values",)
+
     def __call__(
-        self, values: Tensor, entropy: Tensor | None, batch: Batch
+        self, scores: Mapping[str, Tensor], batch: Batch
     ) -> tuple[Tensor, dict[str, float]]:
         """Return the micro-batch's share of the loss, and of the metrics.
 
         Args:
-            values: float [N], with gradient; ignored where ``loss_mask`` is False.
-            entropy: not used.
+            scores: ``values``, float [N], with gradient; ignored where ``loss_mask`` is False.
             batch: the micro-batch.
         """
         mask = batch.tokens["loss_mask"]
-        predicted = values[mask].float()
+        predicted = scores["values"][mask].float()
         per_token, clipped = clipped_value_loss(
             predicted,
             batch.tokens["values"][mask],

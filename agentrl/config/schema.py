@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from agentrl.algo.config import AlgoConfig
 from agentrl.data.config import DataConfig
-from agentrl.dist.config import ActorConfig
+from agentrl.dist.config import ActorConfig, CriticConfig, LoraConfig, PlacementConfig
 from agentrl.env.config import EnvConfig
 from agentrl.reward.config import RewardConfig
 from agentrl.rollout.config import FailureConfig, RolloutConfig
@@ -39,6 +39,8 @@ class Config:
     algo: AlgoConfig = field(default_factory=AlgoConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     actor: ActorConfig = field(default_factory=ActorConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     failure: FailureConfig = field(default_factory=FailureConfig)
@@ -46,3 +48,4 @@ class Config:
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    placement: PlacementConfig = field(default_factory=PlacementConfig)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -48,9 +48,31 @@ class OptimizerConfig:
     """Largest L2 norm of the gradient over all parameters; 0 does not clip."""
 
 
+class Recompute(StrEnum):
+    """Which activations are computed again in the backward pass instead of kept."""
+
+    none = "none"
+    """Keeps all: fastest."""
+    selective = "selective"
+    """Keeps the results of matrix products and attention, recomputes the rest."""
+    full = "full"
+    """Keeps the input of every layer: least memory, about a third slower."""
+
+
+class Offload(StrEnum):
+    """What leaves the device while another phase has it."""
+
+    none = "none"
+    """Everything stays."""
+    optimizer = "optimizer"
+    """The optimizer's state waits in host memory but during updates."""
+    all = "all"
+    """Weights too, but while they are used."""
+
+
 @dataclass(slots=True, kw_only=True)
-class ActorConfig(OptimizerConfig):
-    """How the policy is trained."""
+class EngineConfig(OptimizerConfig):
+    """How a model is trained: what the actor and the critic have in common."""
 
     precision: Precision = Precision.fp32
     """Number format of forward and backward; weights and optimizer are always float32."""
@@ -59,4 +81,74 @@ class ActorConfig(OptimizerConfig):
     epochs: int = 1
     """Passes over one step's batch."""
     tokens_per_micro_batch: int = 8192
-    """Tokens of one forward and backward. Changes memory and speed, never the gradient."""
+    """Tokens of one forward and backward on one rank. Changes memory and speed, never the
+    gradient."""
+    recompute: Recompute = Recompute.none
+    """Gradient checkpointing."""
+    offload: Offload = Offload.none
+    """What leaves the device between phases."""
+    compile: bool = False
+    """Compile every layer and the vocabulary pass with torch.compile."""
+    shard_size: int = 0
+    """Ranks over which weights are sharded, copies of the shards being replicated over the others
+    (HSDP); 0 shards over all of them."""
+    sequence_parallel: int = 1
+    """Ranks that share the attention heads of a sequence (Ulysses); divides the number of ranks and
+    the number of heads."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ActorConfig(EngineConfig):
+    """How the policy is trained."""
+
+
+@dataclass(slots=True, kw_only=True)
+class CriticConfig(EngineConfig):
+    """How the critic is trained: there is one where the estimator asks for values."""
+
+    lr: float = 1e-5
+    """Peak learning rate."""
+    path: str | None = None
+    """What its trunk starts from, as ``model.path``; None: from the policy's own."""
+    value_clip: float | None = 0.5
+    """How far a prediction may move from where it was before the step, in units of the return; None
+    for no bound."""
+    warmup_updates: int = 0
+    """Steps in which the critic learns alone, before the policy moves."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LoraConfig:
+    """Low-rank adapters (peft) in place of full fine-tuning."""
+
+    rank: int = 0
+    """Of the adapters; 0 trains all weights."""
+    alpha: float = 32.0
+    """Adapters are scaled by ``alpha / rank``."""
+    target_modules: str = "all-linear"
+    """``all-linear``, or a regular expression over names of modules."""
+
+
+@dataclass(slots=True, kw_only=True)
+class PoolConfig:
+    """Processes that hold the same roles."""
+
+    ranks: int = 1
+    """Processes; each has a GPU of its own where ``gpus_per_rank`` says so."""
+    gpus_per_rank: float = 0.0
+    """GPUs of a rank; 0 on CPU machines."""
+    cpus_per_rank: float = 1.0
+    """CPU cores that Ray reserves for a rank."""
+    strategy: str = "PACK"
+    """How Ray spreads the ranks over nodes: ``PACK``, ``SPREAD``, ``STRICT_PACK``,
+    ``STRICT_SPREAD``."""
+
+
+@dataclass(slots=True, kw_only=True)
+class PlacementConfig:
+    """Which role lives in which pool; roles of one pool share its processes."""
+
+    pools: dict[str, PoolConfig] = field(default_factory=dict)
+    """Name -> processes. The pool ``train`` is there without being named."""
+    roles: dict[str, str] = field(default_factory=dict)
+    """``actor``, ``critic``, ``reference``, ``reward_model`` -> pool; ``train`` where unnamed."""

@@ -217,10 +217,7 @@ class Learner:
         metrics, extra = self._look_ahead(batch, seed)
         loss = self._loss_of(batch, extra, measure_mismatch=first)
         return metrics | self.actor.train_mini_batch(
-            batch,
-            loss,
-            tokens_per_micro_batch=self.optimization.tokens_per_micro_batch,
-            with_entropy=True,
+            batch, loss, tokens_per_micro_batch=self.optimization.tokens_per_micro_batch
         )
 
     def _look_ahead(self, batch: Batch, seed: int) -> tuple[Metrics, tuple[str, ...]]:

@@ -168,7 +168,7 @@ def _gradients(model: Any, batch: Batch, parts: Sequence[Sequence[int]]) -> Tens
         scores = scorer(part, fields=("logprobs", "entropy"))
         for index, (name, mode) in enumerate(CASES):
             loss_fn, inputs = _case(name, mode, part, num_tokens)
-            loss, _ = loss_fn(scores["logprobs"], scores["entropy"], inputs)
+            loss, _ = loss_fn(scores, inputs)
             found = torch.autograd.grad(loss, parameters, retain_graph=True)
             total[index] += torch.cat([gradient.flatten() for gradient in found])
     return total
@@ -256,7 +256,7 @@ def test_the_engine_takes_the_same_gradient(
         if mode in ("token-mean", "turn-mean"):
             loss, inputs = _case(name, mode, batch, num_tokens)
             metrics = engine.train_mini_batch(
-                inputs, loss, tokens_per_micro_batch=tokens_per_micro_batch, with_entropy=True
+                inputs, loss, tokens_per_micro_batch=tokens_per_micro_batch
             )
             found = torch.cat([gradients[key] for key, _ in model.named_parameters()])
             _assert_equal(found, whole[index], f"{name}, {mode}")

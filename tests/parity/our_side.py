@@ -62,6 +62,6 @@ def policy_loss(
         kept, step.session_of_token, None, mode, totals, norm_tokens=NORM_TOKENS
     )
     loss = PolicyLoss(token_loss=token_loss, num_tokens=totals.num_tokens, extra=tuple(extra))
-    value, _ = loss(leaf, None, batch)
+    value, _ = loss({"logprobs": leaf}, batch)
     (gradient,) = torch.autograd.grad(value, leaf)
     return float(value.detach()), gradient

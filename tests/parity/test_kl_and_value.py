@@ -98,7 +98,7 @@ def test_value_loss(clip: float) -> None:
             )
             mine = step.flat(step.fields["new_values"]).requires_grad_()
             loss = ValueLoss(num_tokens=totals.num_tokens, clip=clip)
-            got, metrics = loss(mine, None, batch)
+            got, metrics = loss({"values": mine}, batch)
             (my_gradient,) = torch.autograd.grad(got, mine)
             compare(f"value loss, {mode}, clip {clip}", got, want)
             compare(f"value loss, {mode}, clip {clip}: gradient", my_gradient, step.flat(gradient))

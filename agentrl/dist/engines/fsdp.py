@@ -82,7 +82,6 @@ class FSDPEngine:
         loss_fn: LossFn,
         *,
         tokens_per_micro_batch: int,
-        with_entropy: bool = False,
     ) -> dict[str, float]:
         """Accumulate gradients over micro-batches, clip, step.
 
@@ -93,15 +92,11 @@ class FSDPEngine:
             batch without any trained token changes nothing (``micro_batches`` = 0).
         """
         metrics: dict[str, float] = {}
-        fields = ("logprobs", "entropy") if with_entropy else ("logprobs",)
         num_micro_batches = 0
         for part, _ in micro_batches(batch, tokens_per_micro_batch):
             with autocast(self.model.device, self._precision):
-                scores = self._scorer(part, fields=fields)
-            logprobs = scores["logprobs"]
-            loss, found = loss_fn(
-                logprobs, scores.get("entropy"), _to_device(part, logprobs.device)
-            )
+                scores = self._scorer(part, fields=loss_fn.fields)
+            loss, found = loss_fn(scores, _to_device(part, self.model.device))
             loss.backward()
             _merge(metrics, found)
             num_micro_batches += 1

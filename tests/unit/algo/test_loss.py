@@ -78,7 +78,9 @@ def _gradient(parts: list[list[int]], mode: str, name: str) -> tuple[Tensor, dic
     metrics: dict[str, float] = {}
     for part in parts:
         index = torch.cat([torch.arange(int(starts[r]), int(starts[r + 1])) for r in part])
-        loss, found = loss_fn(logprobs[index], entropy[index], batch.select(part))
+        loss, found = loss_fn(
+            {"logprobs": logprobs[index], "entropy": entropy[index]}, batch.select(part)
+        )
         loss.backward()
         for key, value in found.items():
             merge = max if key.endswith("_max") else float.__add__
@@ -102,7 +104,7 @@ def test_loss_equals_the_formula_on_padded_rows() -> None:
     weights = torch.rand(len(new), generator=torch.Generator().manual_seed(1)) * 2
     batch.tokens["is_weights"] = weights
     loss_fn = _policy_loss(batch, entropy_coef=0.01, kl_coef=0.05)
-    got, metrics = loss_fn(new, entropy, batch)
+    got, metrics = loss_fn({"logprobs": new, "entropy": entropy}, batch)
     mask = batch.tokens["loss_mask"].double()
     r = (new - batch.tokens["old_logprobs"]).double().exp()
     a = batch.tokens["advantages"].double()
@@ -122,7 +124,7 @@ def test_loss_equals_the_formula_on_padded_rows() -> None:
 
 def test_the_entropy_of_each_turn_is_the_mean_over_its_tokens() -> None:
     batch, new, entropy = _batch("token-mean")
-    _, metrics = _policy_loss(batch)(new, entropy, batch)
+    _, metrics = _policy_loss(batch)({"logprobs": new, "entropy": entropy}, batch)
     mask, turn = batch.tokens["loss_mask"], batch.tokens["turn"]
     for index in (0, 1):
         want = float(entropy[mask & (turn == index)].mean())
@@ -134,14 +136,14 @@ def test_the_entropy_of_each_turn_is_the_mean_over_its_tokens() -> None:
 def test_untrained_tokens_get_no_gradient_whatever_stands_there(name: str, junk: float) -> None:
     batch, new, entropy = _batch("seq-mean-token-mean")
     batch.tokens["is_weights"] = torch.ones_like(new)
-    clean, _ = _policy_loss(batch, name, **FULL)(new, entropy, batch)
+    clean, _ = _policy_loss(batch, name, **FULL)({"logprobs": new, "entropy": entropy}, batch)
     mask = batch.tokens["loss_mask"]
     for field in ("advantages", "old_logprobs", "logprobs", "ref_logprobs", "is_weights"):
         batch.tokens[field][~mask] = junk
     batch.tokens["loss_weights"][~mask] = junk
     logprobs = torch.where(mask, new, junk).requires_grad_()
     loss, metrics = _policy_loss(batch, name, **FULL)(
-        logprobs, torch.where(mask, entropy, junk), batch
+        {"logprobs": logprobs, "entropy": torch.where(mask, entropy, junk)}, batch
     )
     loss.backward()
     assert float(loss.detach()) == float(clean)
@@ -158,10 +160,10 @@ def test_half_precision_inputs_are_computed_in_float32(name: str) -> None:
         batch.tokens[field] = batch.tokens[field].bfloat16()
     batch.tokens["is_weights"] = torch.rand(len(new)).bfloat16()
     rounded = new.bfloat16()
-    got, _ = _policy_loss(batch, name, kl_coef=0.1)(rounded, None, batch)
+    got, _ = _policy_loss(batch, name, kl_coef=0.1)({"logprobs": rounded}, batch)
     for field in (*fields, "is_weights"):
         batch.tokens[field] = batch.tokens[field].float()
-    want, _ = _policy_loss(batch, name, kl_coef=0.1)(rounded.float(), None, batch)
+    want, _ = _policy_loss(batch, name, kl_coef=0.1)({"logprobs": rounded.float()}, batch)
     assert got.dtype == torch.float32 and float(got) == float(want)
 
 
@@ -170,7 +172,7 @@ def test_a_micro_batch_without_trained_tokens_is_zero_with_a_graph(name: str) ->
     batch, new, _ = _batch("token-mean")
     empty = batch.select([3])
     logprobs = new[17:21].clone().requires_grad_()
-    loss, metrics = _policy_loss(batch, name)(logprobs, None, empty)
+    loss, metrics = _policy_loss(batch, name)({"logprobs": logprobs}, empty)
     loss.backward()
     assert float(loss.detach()) == 0.0
     assert metrics["ratio_max"] == 0.0
@@ -180,7 +182,7 @@ def test_a_micro_batch_without_trained_tokens_is_zero_with_a_graph(name: str) ->
 def test_on_policy_nothing_is_clipped_and_the_gradient_is_the_policy_gradient(name: str) -> None:
     batch, _, _ = _batch("token-mean")
     logprobs = batch.tokens["old_logprobs"].clone().requires_grad_()
-    loss, metrics = _policy_loss(batch, name)(logprobs, None, batch)
+    loss, metrics = _policy_loss(batch, name)({"logprobs": logprobs}, batch)
     loss.backward()
     found = metrics["pg_clipfrac"], metrics["kl"], metrics["ratio_max"]
     assert found == pytest.approx((0.0, 0.0, 1.0))
@@ -195,7 +197,9 @@ def test_the_kl_is_in_the_gradient_by_its_kind(kind: str) -> None:
     batch, new, _ = _batch("token-mean")
     batch.tokens["advantages"].zero_()
     logprobs = new.clone().requires_grad_()
-    loss, _ = _policy_loss(batch, "reinforce", kl_coef=0.5, kl_kind=kind)(logprobs, None, batch)
+    loss, _ = _policy_loss(batch, "reinforce", kl_coef=0.5, kl_kind=kind)(
+        {"logprobs": logprobs}, batch
+    )
     loss.backward()
     d = new - batch.tokens["ref_logprobs"]
     slopes = {"k1": torch.ones_like(d), "k3": 1 - (-d).exp(), "abs": d.sign()}
@@ -209,7 +213,7 @@ def test_the_kl_is_in_the_gradient_by_its_kind(kind: str) -> None:
 def test_an_entropy_bonus_without_entropy_is_refused() -> None:
     batch, new, _ = _batch("token-mean")
     with pytest.raises(ValueError, match="entropy"):
-        PolicyLoss(token_loss=Vanilla(), num_tokens=1, entropy_coef=0.1)(new, None, batch)
+        PolicyLoss(token_loss=Vanilla(), num_tokens=1, entropy_coef=0.1)({"logprobs": new}, batch)
 
 
 PLUG_IN = """
@@ -240,7 +244,9 @@ def test_a_loss_of_the_users_comes_by_path_with_its_arguments_checked(tmp_path: 
     batch, new, _ = _batch("token-mean")
     total = int(batch.tokens["loss_mask"].sum())
     losses = [make_loss(f"{path}:Doubled", {"factor": 3.0}), Reinforce()]
-    tripled, plain = (PolicyLoss(token_loss=x, num_tokens=total)(new, None, batch) for x in losses)
+    tripled, plain = (
+        PolicyLoss(token_loss=x, num_tokens=total)({"logprobs": new}, batch) for x in losses
+    )
     assert float(tripled[0]) == pytest.approx(3 * float(plain[0]))
     with pytest.raises(ConfigError, match=r"algo\.loss_kwargs\.factr.*did you mean 'factor'"):
         make_loss(f"{path}:Doubled", {"factr": 3.0})

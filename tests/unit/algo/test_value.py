@@ -58,7 +58,7 @@ def _batch() -> tuple[Batch, Tensor]:
 def test_loss_and_metrics_equal_the_formula_over_rows() -> None:
     batch, new = _batch()
     mask = batch.tokens["loss_mask"]
-    loss, metrics = ValueLoss(num_tokens=int(mask.sum()), clip=0.4)(new, None, batch)
+    loss, metrics = ValueLoss(num_tokens=int(mask.sum()), clip=0.4)({"values": new}, batch)
     rows, clipped = [], 0
     for row in range(4):
         errors = []
@@ -83,14 +83,14 @@ def test_gradient_and_metrics_do_not_depend_on_micro_batches() -> None:
     batch, new = _batch()
     loss_fn = ValueLoss(num_tokens=int(batch.tokens["loss_mask"].sum()))
     whole = new.clone().requires_grad_()
-    loss, want = loss_fn(whole, None, batch)
+    loss, want = loss_fn({"values": whole}, batch)
     loss.backward()
     split, found = new.clone().requires_grad_(), dict.fromkeys(want, 0.0)
     for part in ([3, 0], [1], [2]):
         index = torch.cat(
             [torch.arange(int(batch.cu_seqlens[r]), int(batch.cu_seqlens[r + 1])) for r in part]
         )
-        loss, metrics = loss_fn(split[index], None, batch.select(part))
+        loss, metrics = loss_fn({"values": split[index]}, batch.select(part))
         loss.backward()
         found = {name: found[name] + value for name, value in metrics.items()}
     torch.testing.assert_close(split.grad, whole.grad, atol=1e-7, rtol=1e-6)
@@ -101,11 +101,11 @@ def test_untrained_tokens_are_ignored_and_half_precision_is_computed_in_float32(
     batch, new = _batch()
     mask = batch.tokens["loss_mask"]
     loss_fn = ValueLoss(num_tokens=int(mask.sum()))
-    want, _ = loss_fn(new.bfloat16().float(), None, batch)
+    want, _ = loss_fn({"values": new.bfloat16().float()}, batch)
     for field in ("values", "value_targets", "loss_weights"):
         batch.tokens[field][~mask] = float("nan")
     values = torch.where(mask, new, float("inf")).bfloat16().requires_grad_()
-    got, _ = loss_fn(values, None, batch)
+    got, _ = loss_fn({"values": values}, batch)
     got.backward()
     assert got.dtype == torch.float32 and float(got.detach()) == float(want)
     assert values.grad is not None and not values.grad[~mask].any()

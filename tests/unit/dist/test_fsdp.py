@@ -28,7 +28,7 @@ def _loss(batch: Batch) -> PolicyLoss:
 
 def _step(engine: FSDPEngine, batch: Batch, budget: int = BIG) -> dict[str, float]:
     return engine.train_mini_batch(
-        batch, _loss(batch), tokens_per_micro_batch=budget, with_entropy=True
+        batch, _loss(batch), tokens_per_micro_batch=budget
     )
 
 

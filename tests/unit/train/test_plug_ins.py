@@ -111,7 +111,7 @@ def loss_of(name: str) -> tuple[torch.Tensor, dict[str, float]]:
         }
     )
     logprobs = torch.full((4,), -1.0, requires_grad=True)
-    return PolicyLoss(token_loss=make_loss(name, {}), num_tokens=3)(logprobs, None, batch)
+    return PolicyLoss(token_loss=make_loss(name, {}), num_tokens=3)({"logprobs": logprobs}, batch)
 
 
 @pytest.mark.parametrize(
