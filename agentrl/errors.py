@@ -28,6 +28,7 @@ message, so that it can cross a process boundary).
     ├── WorkerError            a rank of a worker group failed, with its own traceback
     │   ├── WorkerLost             its process is gone
     │   └── WorkerTimeout          it did not answer before its deadline; with every rank's stack
+    ├── Preempted              the run was asked to stop, and did; it can be resumed
     └── TrainingError          training cannot go on (no signal, non-finite gradients in a row)
         └── ThreadLeakError        more hung environment threads than env.max_leaked_threads
 """
@@ -121,6 +122,10 @@ class WorkerLost(WorkerError):
 
 class WorkerTimeout(WorkerError):
     """A rank did not answer before its deadline; holds the stacks of all ranks."""
+
+
+class Preempted(AgentRLError):
+    """The run was asked to stop and did so at a step boundary; says how to go on."""
 
 
 class TrainingError(AgentRLError):

@@ -43,6 +43,7 @@ from agentrl.train.environments import Environment, make_environments, refuse_id
 from agentrl.train.evaluate import Evaluator, choose_tasks
 from agentrl.train.learner import Learner
 from agentrl.train.open_model import keep_model_files
+from agentrl.train.progress import Progress
 from agentrl.train.reference import open_reference
 from agentrl.train.requirements import refuse_unmet
 from agentrl.train.rng_state import seed_rng
@@ -55,7 +56,7 @@ from agentrl.train.tasks import (
     open_feed,
     total_steps,
 )
-from agentrl.train.trainer import Progress, Trainer
+from agentrl.train.trainer import Trainer
 from agentrl.types import TrajectoryGroup
 
 logger = logging.getLogger(__name__)
@@ -184,7 +185,7 @@ def _trainer(
         collect_timeout_s=config.rollout.collect_timeout_s,
         max_refills=config.algo.groups.max_refills if config.algo.groups.refill else 0,
         progress=progress,
-        actor=actor,
+        engines={"actor": actor},
         learner=learner,
         weights=_InprocWeights(actor, ground.engine),
         placement=_OneDevice(),

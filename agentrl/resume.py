@@ -20,9 +20,9 @@ from agentrl.telemetry.run_dir import RunDir
 from agentrl.train.checkpoint import CheckpointStore
 from agentrl.train.learner import Learner
 from agentrl.train.open_model import run_config_path
+from agentrl.train.progress import Progress
 from agentrl.train.rng_state import restore_rng
 from agentrl.train.settings import refuse_changed_settings
-from agentrl.train.trainer import Progress
 
 logger = logging.getLogger(__name__)
 

@@ -79,14 +79,21 @@ class CheckpointStore:
         """Return the store of a run directory, to read from."""
         return cls(run / "checkpoints", config={})
 
-    def save(self, step: int, engine: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
+    def save(
+        self,
+        step: int,
+        engines: Mapping[str, Any],
+        progress: Mapping[str, Any],
+        *,
+        score: float | None = None,
+    ) -> None:
         """Write a complete checkpoint, or none; then delete what is older than ``keep_last``.
 
         Raises:
             CheckpointError: it could not be written; earlier ones are intact.
         """
         state = {
-            "engine": engine,
+            "engine": engines["actor"].state_dict(),
             "progress": progress,
             "rng": capture_rng(),
             "config": self._config,
@@ -116,6 +123,9 @@ class CheckpointStore:
                 f"({self._listed()})"
             ) from error
         self._delete_old()
+
+    def flush(self) -> None:
+        """Wait for what is being written: nothing, as saving waits."""
 
     def _listed(self) -> str:
         return ", ".join(f"step_{n:06d}" for n in self.steps()) or "none"

@@ -8,14 +8,14 @@ branch on the mode in the loop.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, NoReturn, TypeVar
 
 from agentrl.dist.engine import TrainEngine
-from agentrl.errors import TrainingError
+from agentrl.errors import Preempted
 from agentrl.rollout.buffer import RolloutBuffer
 from agentrl.rollout.config import FailureConfig
 from agentrl.rollout.feed import TaskFeed
@@ -27,80 +27,24 @@ from agentrl.telemetry.tracker import Tracker
 from agentrl.train.assemble import TrainBatch
 from agentrl.train.config import TrainerConfig
 from agentrl.train.evaluate import Evaluator
+from agentrl.train.guards import (
+    count_empty_step,
+    count_updates,
+    refuse_mismatch,
+    refuse_untrained,
+)
+from agentrl.train.parts import Checkpoints, Learner, Metrics, Placement, Weights
+from agentrl.train.progress import Progress
 from agentrl.types import Trajectory, TrajectoryGroup
 
-Metrics = dict[str, Any]
-
-
-class Weights(Protocol):
-    """Carries the policy from the training engine to whoever samples it."""
-
-    async def publish(self, *, version: int) -> Metrics:
-        """Return once ``version`` is what is sampled.
-
-        Raises:
-            EngineError: the served weights are not those that were sent.
-        """
-        ...
-
-
-class Placement(Protocol):
-    """Who owns the device."""
-
-    def training(self) -> AbstractAsyncContextManager[None]:
-        """Hold the device for an update: a colocated engine sleeps meanwhile."""
-        ...
-
-
-class Learner(Protocol):
-    """The algorithm of one step."""
-
-    def assign_credit(self, batch: TrainBatch) -> tuple[TrainBatch, Metrics]:
-        """Return the rows that train, with advantages, and metrics."""
-        ...
-
-    def update(self, train_batch: TrainBatch, step: int) -> Metrics:
-        """Make the optimizer steps; returns their metrics."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what resuming needs beyond the engine's own state."""
-        ...
-
-
-class Checkpoints(Protocol):
-    """Atomic snapshots of a run, by step."""
-
-    def save(self, step: int, engine: dict[str, Any], progress: dict[str, Any]) -> None:
-        """Write a complete checkpoint, or none.
-
-        Raises:
-            CheckpointError: it could not be written; earlier ones are intact.
-        """
-        ...
-
-
-@dataclass(slots=True, kw_only=True)
-class Progress:
-    """Where a run stands: with the engine's state, all that resuming needs."""
-
-    step: int = 0
-    cursor: int = 0
-    """Index in the stream of prompts of the next one to be trained."""
-    empty_steps: int = 0
-    """Steps in a row without a trainable signal."""
-    skipped_updates: int = 0
-    """Updates in a row with a non-finite gradient."""
-    learner: dict[str, Any] = field(default_factory=dict)
-    """State of the learner, such as an adaptive KL coefficient."""
-    feed: dict[str, Any] = field(default_factory=dict)
-    """State of the feed of prompts: which tasks, and what the curriculum knows of them."""
+T = TypeVar("T")
 
 
 class Trainer:
     """Drives rollouts and updates until ``total_steps``. Takes finished parts.
 
     Args:
+        engines: by role, ``actor`` among them; what a checkpoint holds.
         assemble: groups -> batch (pure; no model has seen it).
         max_refills: groups without signal that one step may replace by others.
     """
@@ -113,7 +57,7 @@ class Trainer:
         collect_timeout_s: float,
         max_refills: int,
         progress: Progress,
-        actor: TrainEngine,
+        engines: Mapping[str, TrainEngine],
         learner: Learner,
         weights: Weights,
         placement: Placement,
@@ -132,7 +76,7 @@ class Trainer:
         self.collect_timeout_s = collect_timeout_s
         self.max_refills = max_refills
         self.progress = progress
-        self.actor = actor
+        self.engines = engines
         self.learner = learner
         self.weights = weights
         self.placement = placement
@@ -145,7 +89,10 @@ class Trainer:
         self.run_dir = run_dir
         self.tracker = tracker
         self.meter = meter
+        self._stop = asyncio.Event()
+        self._stop_reason = ""
         self._save_s = 0.0
+        self._saved_step = progress.step  # what is resumed from, or 0: nothing to save yet
 
     @property
     def step(self) -> int:
@@ -157,14 +104,15 @@ class Trainer:
 
         Raises:
             TrainingError: no signal or non-finite gradients for too long, or a deadline passed.
+            Preempted: :meth:`request_stop` was called; the last whole step is saved.
         """
         await self.weights.publish(version=self.step)
         if self.step == 0:
-            self.tracker.log(await self.evaluate(), 0)
+            self.tracker.log(await self.unless_stopped(self.evaluate()), 0)
         async with self.producer.running(start=self.progress.cursor):
             while self.step < self.config.total_steps:
                 with self.meter.step(self.step + 1) as metrics:
-                    groups = await self.collect()
+                    groups = await self.unless_stopped(self.collect())
                     batch = self.assemble(groups)
                     async with self.placement.training():
                         batch = self.assign_credit(batch, metrics)
@@ -176,9 +124,50 @@ class Trainer:
                 metrics["timing_s/save"] = self._save_s  # of the checkpoint before this step
                 metrics |= throughput_metrics(metrics, trained_tokens=batch.num_tokens)
                 self.tracker.log(metrics, self.step)
-                self.save_if_due()
+                self.save_if_due(metrics)
                 await self.open_next_step()
-        self._refuse_untrained()
+        self.checkpoints.flush()
+        refuse_untrained(self.engines["actor"])
+
+    def request_stop(self, reason: str) -> None:
+        """Ask :meth:`fit` to save the last whole step and end. Call it on the event loop.
+
+        What is being collected is given up at once; an update that has begun is finished.
+        """
+        self._stop_reason = reason
+        self._stop.set()
+
+    async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return what ``work`` gives; give it up, save and end where a stop is requested.
+
+        Raises:
+            Preempted: it was.
+        """
+        task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+        finally:
+            for waiting in (task, stop):
+                waiting.cancel()
+            await asyncio.gather(task, stop, return_exceptions=True)
+        self.save_and_end()
+
+    def save_and_end(self) -> NoReturn:
+        """Save the last whole step, if there is one, and say where the run stands.
+
+        Raises:
+            Preempted: always.
+        """
+        if self.step > self._saved_step:
+            self.save(score=None)
+        self.checkpoints.flush()
+        run = str(self.run_dir.path)
+        raise Preempted(
+            f"stopped by {self._stop_reason} after step {self.step} of {self.config.total_steps}; "
+            f"go on with: agentrl train --resume {run}"
+        )
 
     async def collect(self) -> list[TrajectoryGroup]:
         """Take the step's groups, oldest first; untrainable ones come along as data."""
@@ -208,22 +197,15 @@ class Trainer:
                 policy that is trained is not the one that sampled.
         """
         if batch.is_empty:
-            return {"actor/updates": 0, **self._count_empty_step(batch.why_empty)}
+            empty = count_empty_step(self.progress, self.failure, batch.why_empty)
+            return {"actor/updates": 0, **empty}
         with self.meter.span("update"):
             metrics = self.learner.update(batch, self.step)
         if not metrics["actor/updates"]:
-            return metrics | self._count_empty_step("algo.correction rejected every token")
-        self.progress.empty_steps = 0
-        skipped = int(metrics.get("actor/skipped_updates", 0))
-        self._refuse_mismatch(metrics)
-        finished = int(metrics["actor/updates"]) - skipped
-        self.progress.skipped_updates = 0 if finished else self.progress.skipped_updates + skipped
-        if self.progress.skipped_updates >= self.failure.max_skipped_updates:
-            raise TrainingError(
-                f"{self.progress.skipped_updates} updates in a row had a gradient that is not "
-                f"finite (last step: {self.step + 1}); look at actor/loss, credit/* and mismatch/* "
-                "in metrics.jsonl (a loss of your own?), and lower actor.lr or actor.grad_clip"
-            )
+            why = "algo.correction rejected every token"
+            return metrics | count_empty_step(self.progress, self.failure, why)
+        refuse_mismatch(self.progress, self.failure, metrics)
+        count_updates(self.progress, self.failure, metrics)
         return metrics
 
     async def advance(self) -> Metrics:
@@ -272,52 +254,33 @@ class Trainer:
                 sampling=self.config.trajectories,
             )
 
-    def save_if_due(self) -> None:
-        """Save where due. Metrics and trajectories of the step are on disk by then."""
+    def save_if_due(self, metrics: Metrics) -> None:
+        """Note where the run stands, and save that where due.
+
+        Metrics and trajectories of the step are on disk by then.
+        """
+        self.progress.learner = self.learner.state_dict()
+        self.progress.feed = self.feed.state_dict()
         last = self.step == self.config.total_steps
         every = self.config.save_every
         if last or (every and self.step % every == 0):
-            self.progress.learner = self.learner.state_dict()
-            self.progress.feed = self.feed.state_dict()
-            started = time.perf_counter()
-            self.checkpoints.save(self.step, self.actor.state_dict(), asdict(self.progress))
-            self._save_s = time.perf_counter() - started
+            self.save(score=held_out_success(metrics))
 
-    def _refuse_mismatch(self, metrics: Metrics) -> None:
-        """Stop where the trained policy is not the sampled one: ratios would mean nothing."""
-        found, limit = metrics.get("mismatch/k3_kl", 0.0), self.failure.max_mismatch_kl
-        if found > limit:
-            raise TrainingError(
-                f"before the update of step {self.step + 1} the trainer's policy was {found:.3g} "
-                "nats per token from the one that the engine sampled with (largest difference of "
-                f"a log-probability: {metrics.get('mismatch/logprob_abs_max', 0.0):.3g}), more "
-                f"than failure.max_mismatch_kl={limit:g}: weights, temperature or precision "
-                "differ; lower rollout.max_staleness, or raise the limit where that is meant"
-            )
+    def save(self, *, score: float | None) -> None:
+        """Begin to write a checkpoint of the last whole step."""
+        started = time.perf_counter()
+        self.checkpoints.save(self.step, self.engines, asdict(self.progress), score=score)
+        self._save_s, self._saved_step = time.perf_counter() - started, self.step
 
-    def _count_empty_step(self, why: str) -> Metrics:
-        """Count a step without anything to learn from.
 
-        Raises:
-            TrainingError: too many in a row.
-        """
-        self.progress.empty_steps += 1
-        if self.progress.empty_steps >= self.failure.max_empty_steps:
-            raise TrainingError(
-                f"{self.progress.empty_steps} steps in a row had no group to learn from: {why}. "
-                "Every sample of each prompt earned the same, failed, or was rejected; look at "
-                "report.html, make tasks easier, raise rollout.n, or start from a better model"
-            )
-        return {"group/empty_steps": self.progress.empty_steps}
-
-    def _refuse_untrained(self) -> None:
-        """A run in which every single update was skipped is no success, however short."""
-        if self.actor.num_skipped and not self.actor.num_updates:
-            raise TrainingError(
-                f"nothing was trained: all {self.actor.num_skipped} updates of the run had a "
-                "gradient that is not finite; look at actor/loss, credit/* and mismatch/* in "
-                "metrics.jsonl: at a loss of your own, at weights and coefficients, at actor.lr"
-            )
+def held_out_success(metrics: Mapping[str, Any]) -> float | None:
+    """Mean success over environments on the validation split; None where it was not measured."""
+    found = [
+        float(value)
+        for name, value in metrics.items()
+        if name.startswith("val/") and name.endswith("/success")
+    ]
+    return sum(found) / len(found) if found else None
 
 
 def all_trajectories(groups: Sequence[TrajectoryGroup]) -> list[Trajectory]:

@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.errors import CheckpointError
 from agentrl.resume import read_progress
-from agentrl.train.trainer import Progress
+from agentrl.train.progress import Progress
 
 SAVED = asdict(Progress(step=3, cursor=12, learner={"kl": {"value": 0.1, "coef": 0.1}}))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from agentrl.batch import Batch
-from agentrl.errors import TrainingError
+from agentrl.errors import Preempted, TrainingError
 from agentrl.rollout.buffer import RolloutBuffer, Verdict
 from agentrl.rollout.config import FailureConfig
 from agentrl.rollout.feed import TaskFeed
@@ -23,19 +24,32 @@ from agentrl.telemetry.run_dir import RunDir
 from agentrl.train.assemble import TrainBatch, assemble
 from agentrl.train.config import TrainerConfig
 from agentrl.train.evaluate import Evaluator
-from agentrl.train.trainer import Progress, Trainer
+from agentrl.train.progress import Progress
+from agentrl.train.trainer import Trainer, held_out_success
 from agentrl.types import Task, TrajectoryGroup
 
 TASKS = [Task(id=str(index), data={}) for index in range(8)]
+
+
+class Events(list[str]):
+    """What happened, in order; ``listener`` is told at once."""
+
+    listener: Callable[[str], object] = staticmethod(lambda event: None)
+
+    def append(self, event: str) -> None:
+        super().append(event)
+        self.listener(event)
 
 
 class Parts:
     """Records what happens."""
 
     def __init__(self, tmp_path: Path, *, untrainable: set[int] | None = None) -> None:
-        self.events: list[str] = []
+        self.events = Events()
+        self.hang_from = 10**9
         self.lines: list[tuple[int, dict[str, Any]]] = []
         self.saved: list[tuple[int, dict[str, Any]]] = []
+        self.scores: list[float | None] = []
         self.sampled: list[tuple[int, int]] = []
         self.version = -1
         self.num_updates, self.num_skipped = 1, 0
@@ -49,7 +63,7 @@ class Parts:
 
     async def run_group(self, dispatch: Dispatch) -> TrajectoryGroup:
         self.sampled.append((dispatch.index, self.version))
-        await asyncio.sleep(0)
+        await asyncio.sleep(3600 if dispatch.index >= self.hang_from else 0)
         return TrajectoryGroup(
             id=str(dispatch.index),
             task=dispatch.task,
@@ -71,9 +85,16 @@ class Parts:
         self.events.append("training")
         yield
 
-    def save(self, step: int, engine: dict[str, Any], progress: dict[str, Any]) -> None:
+    def save(
+        self, step: int, engines: Any, progress: dict[str, Any], *, score: float | None
+    ) -> None:
+        assert engines["actor"] is self
         self.events.append(f"save {step}")
         self.saved.append((step, progress))
+        self.scores.append(score)
+
+    def flush(self) -> None:
+        self.events.append("flush")
 
     def log(self, metrics: dict[str, Any], step: int) -> None:
         self.events.append(f"log {step}")
@@ -114,7 +135,7 @@ class Parts:
             collect_timeout_s=20,
             max_refills=0,
             progress=progress,
-            actor=self,  # type: ignore[arg-type]
+            engines={"actor": self},  # type: ignore[dict-item]
             learner=self,
             weights=self,
             placement=self,
@@ -164,7 +185,60 @@ def test_the_order_of_a_run(tmp_path: Path) -> None:
         *("training", "credit", "update 0", "publish 1", "log 1"),
         *("training", "credit", "update 1", "publish 2", "evaluate val 2", "log 2", "save 2"),
         *("training", "credit", "update 2", "publish 3", "evaluate test 3", "log 3", "save 3"),
+        "flush",
     ]
+
+
+def stopped(parts: Parts, *, when: str, **settings: Any) -> Progress:
+    """Run until the event ``when``, ask for a stop there, and expect it to be obeyed."""
+    config = replace(TrainerConfig(prompts_per_step=2, eval_every=0), **settings)
+    progress = Progress()
+
+    async def main() -> None:
+        async with asyncio.timeout(30):
+            trainer = parts.trainer(config, progress, FailureConfig())
+            parts.events.listener = lambda event: event == when and trainer.request_stop("SIGTERM")
+            await trainer.fit()
+
+    with pytest.raises(Preempted, match=r"stopped by SIGTERM after step .*train --resume .*run"):
+        asyncio.run(main())
+    return progress
+
+
+def test_a_stop_while_collecting_saves_the_last_whole_step_as_it_was(tmp_path: Path) -> None:
+    parts = Parts(tmp_path)
+    parts.hang_from = 4  # the groups of step 3 never finish
+    stopped(parts, when="log 2", total_steps=9, save_every=9)
+    assert parts.events[-2:] == ["save 2", "flush"]
+    saved = parts.saved[-1][1]
+    assert (saved["step"], saved["cursor"]) == (2, 4), "what was being collected is dealt again"
+    assert saved["learner"] == {"kl": 1.0}
+
+
+def test_a_stop_during_an_update_lets_the_step_finish(tmp_path: Path) -> None:
+    parts = Parts(tmp_path)
+    stopped(parts, when="update 1", total_steps=9, save_every=9)
+    assert parts.events[-4:] == ["publish 2", "log 2", "save 2", "flush"]
+
+
+def test_a_stop_at_a_saved_step_does_not_save_it_again(tmp_path: Path) -> None:
+    parts = Parts(tmp_path)
+    parts.hang_from = 4
+    stopped(parts, when="save 2", total_steps=9, save_every=2)
+    assert parts.events.count("save 2") == 1 and parts.events[-1] == "flush"
+
+
+def test_a_stop_before_the_first_step_saves_nothing(tmp_path: Path) -> None:
+    parts = Parts(tmp_path)
+    parts.hang_from = 0
+    stopped(parts, when="publish 0", total_steps=9)
+    assert not parts.saved
+
+
+def test_a_checkpoint_knows_the_success_that_was_measured_at_its_step(tmp_path: Path) -> None:
+    found = {"val/a/success": 0.5, "val/b/success": 1.0, "test/a/success": 0.0}
+    assert held_out_success(found) == 0.75
+    assert held_out_success({"test/a/success": 1.0}) is None
 
 
 def test_synchronous_episodes_are_sampled_by_the_version_they_train(tmp_path: Path) -> None:
