@@ -87,7 +87,7 @@ class ValueLoss:
         loss = (per_token * batch.tokens["loss_weights"][mask]).sum()
         total = max(self.num_tokens, 1)
         return loss, {
-            "vf_loss": float(loss.detach()),
+            "loss": float(loss.detach()),
             "vf_clipfrac": int(torch.count_nonzero(clipped)) / total,
             "vpred_mean": float(predicted.detach().sum()) / total,
         }

@@ -113,8 +113,9 @@ class CriticConfig(EngineConfig):
     value_clip: float | None = 0.5
     """How far a prediction may move from where it was before the step, in units of the return; None
     for no bound."""
-    warmup_updates: int = 0
-    """Steps in which the critic learns alone, before the policy moves."""
+    head_start_steps: int = 0
+    """Trainer steps (not optimizer steps) in which the critic learns alone, before the policy
+    moves."""
 
 
 @dataclass(slots=True, kw_only=True)

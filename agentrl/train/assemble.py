@@ -35,6 +35,10 @@ class TrainBatch:
     sampled), all [N]; row field ``session`` (int64 [B]) indexes ``sessions``. After credit was
     assigned, only the rows that train are left, with ``advantages`` and what the loss needs. None
     where nothing carries a gradient."""
+    critic: Batch | None = None
+    """What the critic trains on, once credit was assigned: the rows of all sessions whose estimator
+    reads values. Token fields ``ids``, ``loss_mask`` (where it is trained), ``values`` (what it
+    said) and ``value_targets``; row field ``session``."""
     advantages: dict[str, list[np.ndarray]] = field(default_factory=dict)
     """Trajectory id -> one float32 [T] array per segment, for the record."""
     trained_ids: frozenset[str] = frozenset()
@@ -48,8 +52,8 @@ class TrainBatch:
 
     @property
     def is_empty(self) -> bool:
-        """True where nothing carries a gradient."""
-        return self.batch is None
+        """True where nothing carries a gradient, for the policy or the critic."""
+        return self.batch is None and self.critic is None
 
 
 def assemble(groups: Sequence[TrajectoryGroup], configs: Mapping[str, CreditConfig]) -> TrainBatch:

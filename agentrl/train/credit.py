@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,69 +13,51 @@ from agentrl.algo.config import CreditConfig, GroupsConfig
 from agentrl.algo.credit import Credit, CreditBatch, get_estimator
 from agentrl.algo.group_baselines import group_statistics
 from agentrl.algo.loss import MAX_TURN_KEYS
-from agentrl.algo.plug_in import blamed, is_own
 from agentrl.algo.ragged import position_in_segment
 from agentrl.batch import Batch
-from agentrl.errors import TrainingError
 from agentrl.train.assemble import TrainBatch, assemble
+from agentrl.train.estimator import run_estimator
 from agentrl.types import TrajectoryGroup
 
 
 def estimate(
     batch: CreditBatch, envs: Sequence[str], configs: Mapping[str, CreditConfig]
-) -> Tensor:
-    """Run every environment's estimator on its own sessions; float32 [M].
+) -> Credit:
+    """Run every environment's estimator on its own sessions.
 
     Args:
         envs: [S], the environment of each session.
         configs: by environment.
 
+    Returns:
+        ``advantages``, float32 [M]. Where an estimator reads values, ``value_targets`` (float32
+        [M]) and ``value_mask`` (bool [M]: False at the tokens of all others); else None.
+
     Raises:
         TrainingError: an estimator gave something else than one finite number per token.
     """
-    advantages = torch.zeros(batch.num_tokens)
+    advantages, targets = torch.zeros(batch.num_tokens), torch.zeros(batch.num_tokens)
+    mask = torch.zeros(batch.num_tokens, dtype=torch.bool)
     session_of_token = batch.session_of_token
     for env in dict.fromkeys(envs):
-        config = configs[env]
         sessions = torch.tensor([name == env for name in envs])
         part = batch if bool(sessions.all()) else batch.select(sessions)
-        advantages[sessions[session_of_token]] = _advantages(part, config)
-    return advantages
+        tokens = sessions[session_of_token]
+        found = run_estimator(part, configs[env])
+        advantages[tokens] = found.advantages
+        if found.value_targets is not None and found.value_mask is not None:
+            targets[tokens], mask[tokens] = found.value_targets, found.value_mask
+    if "values" not in needs_of(configs):
+        return Credit(advantages)
+    return Credit(advantages, value_targets=targets, value_mask=mask)
 
 
-def _advantages(batch: CreditBatch, config: CreditConfig) -> Tensor:
-    """Run one estimator; float32 [M]. A plug-in gets a copy, so that it can change nothing."""
-    estimator, name = get_estimator(config.advantage), f"algo.advantage={config.advantage!r}"
-    seen = batch if is_own(estimator) else copy.deepcopy(batch)
-    with blamed(name, estimator):
-        credit = estimator(seen, **estimator_kwargs(config))
-    found = credit.advantages if isinstance(credit, Credit) else None
-    if not isinstance(found, Tensor) or not found.is_floating_point() or found.is_sparse:
-        got = type(credit if found is None else found).__name__
-        raise TrainingError(
-            f"{name} returned {got}; return Credit(advantages), a tensor of one floating-point "
-            f"number for each of the {batch.num_tokens} sampled tokens"
-        )
-    want = (batch.num_tokens,)
-    if found.shape != want or found.device.type != "cpu":
-        raise TrainingError(
-            f"{name} gave advantages of shape {tuple(found.shape)} on {found.device}; it returns "
-            f"one number for each of the {batch.num_tokens} sampled tokens, shape {want} on the cpu"
-        )
-    values = found.detach().float()
-    if not bool(values.isfinite().all()):
-        raise TrainingError(
-            f"{name} gave {int((~values.isfinite()).sum())} advantages that are no finite float32 "
-            f"numbers, of {batch.num_tokens}; look at the sizes of rewards, weights and arguments"
-        )
-    return values
-
-
-def estimator_kwargs(config: CreditConfig) -> dict[str, Any]:
-    """Return the estimator's arguments: its own, and the discounts where they are set."""
-    discounts = {"gamma": config.gamma, "lam": config.lam}
-    given = {name: value for name, value in discounts.items() if value is not None}
-    return {**given, **config.advantage_kwargs}
+def reads_values(envs: Sequence[str], configs: Mapping[str, CreditConfig]) -> Tensor:
+    """Mask of the sessions whose estimator asks for values, bool [S]; ``envs`` as above."""
+    reading = {
+        env for env, config in configs.items() if "values" in get_estimator(config.advantage).needs
+    }
+    return torch.tensor([env in reading for env in envs], dtype=torch.bool)
 
 
 def needs_of(configs: Mapping[str, CreditConfig]) -> frozenset[str]:
@@ -94,7 +74,8 @@ def has_signal(group: TrajectoryGroup, configs: Mapping[str, CreditConfig]) -> b
     if get_estimator(config.advantage).needs & {"values", "old_logprobs", "sum_pi_squared"}:
         returns = alone.credit.returns
         return bool(group_statistics(returns, alone.credit.group).has_signal.any())
-    return bool(estimate(alone.credit, [group.env_id] * len(alone.sessions), configs).any())
+    envs = [group.env_id] * len(alone.sessions)
+    return bool(estimate(alone.credit, envs, configs).advantages.any())
 
 
 def with_advantages(batch: TrainBatch, advantages: Tensor, choice: GroupsConfig) -> TrainBatch:

@@ -32,18 +32,27 @@ def count_empty_step(progress: Progress, failure: FailureConfig, why: str) -> Me
 def count_updates(progress: Progress, failure: FailureConfig, metrics: Mapping[str, Any]) -> None:
     """Count the updates of a step that had something to learn from.
 
+    A step counts as skipped where policy or critic made none of its updates: one that learns
+    does not make up for the other.
+
     Raises:
         TrainingError: the gradient was not finite too often in a row.
     """
     progress.empty_steps = 0
-    skipped = int(metrics.get("actor/skipped_updates", 0))
-    finished = int(metrics["actor/updates"]) - skipped
-    progress.skipped_updates = 0 if finished else progress.skipped_updates + skipped
+    skipped = {
+        role: int(metrics.get(f"{role}/skipped_updates", 0))
+        for role in ("actor", "critic")
+        if metrics.get(f"{role}/updates", 0) == metrics.get(f"{role}/skipped_updates", 0)
+    }
+    stuck = sum(skipped.values())
+    progress.skipped_updates = progress.skipped_updates + stuck if stuck else 0
     if progress.skipped_updates >= failure.max_skipped_updates:
+        role = max(skipped, key=lambda name: skipped[name])
         raise TrainingError(
             f"{progress.skipped_updates} updates in a row had a gradient that is not "
-            f"finite (last step: {progress.step + 1}); look at actor/loss, credit/* and mismatch/* "
-            "in metrics.jsonl (a loss of your own?), and lower actor.lr or actor.grad_clip"
+            f"finite (last step: {progress.step + 1}); look at {role}/loss, credit/* and "
+            "mismatch/* in metrics.jsonl (a loss of your own?), and lower "
+            f"{role}.lr or {role}.grad_clip"
         )
 
 

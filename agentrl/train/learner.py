@@ -1,4 +1,4 @@
-"""From a step's sessions to optimizer steps: credit, correction, losses."""
+"""From a step's sessions to optimizer steps: values, credit, correction, losses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from agentrl.algo.aggregate import denominators, token_weights
 from agentrl.algo.config import AlgoConfig, CorrectionWeight, CreditConfig, KLPlace, OldLogprobs
 from agentrl.algo.correction import correct
-from agentrl.algo.credit import CreditBatch
+from agentrl.algo.credit import Credit, CreditBatch
 from agentrl.algo.kl import KLController, kl_estimate
 from agentrl.algo.loss import MAX_TURN_KEYS, PolicyLoss, PreparedLoss, TokenLossFn
 from agentrl.algo.plug_in import blamed
@@ -29,8 +29,11 @@ from agentrl.train.credit import (
     keep_rows,
     needs_of,
     of_sampled,
+    reads_values,
     with_advantages,
 )
+from agentrl.train.critic import Critic, critic_batch
+from agentrl.train.update_metrics import combine
 
 Metrics = dict[str, Any]
 
@@ -46,7 +49,7 @@ class ReferencePolicy(Protocol):
 
 
 class Learner:
-    """The algorithm of one step, on a training engine.
+    """The algorithm of one step, on the training engines of policy and critic.
 
     Args:
         actor: the policy.
@@ -57,6 +60,7 @@ class Learner:
         loss_agg_tokens: what ``seq-mean-token-sum-norm`` divides by.
         seed: of the run.
         reference: needed where ``algo.kl.coef`` is not 0.
+        critic: needed where an estimator reads values.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class Learner:
         loss_agg_tokens: int,
         seed: int,
         reference: ReferencePolicy | None = None,
+        critic: Critic | None = None,
     ) -> None:
         self.actor = actor
         self.algo = algo
@@ -79,25 +84,27 @@ class Learner:
         self.loss_agg_tokens = loss_agg_tokens
         self.seed = seed
         self.reference = reference
+        self.critic = critic
         self.kl = KLController(algo.kl.coef, target=algo.kl.target, horizon=algo.kl.horizon)
 
     def assign_credit(self, batch: TrainBatch) -> tuple[TrainBatch, Metrics]:
         """Return the rows that train, with advantages and all that the losses need, and metrics.
 
         What an estimator needs of a model is inferred before it runs; what only the loss needs,
-        after the groups without signal are left out.
+        after the groups without signal are left out. Those still train the critic.
         """
         metrics: Metrics = {}
-        advantages = torch.zeros(0)
-        if batch.batch is not None:
-            needs = needs_of(self.credit)
-            self._infer(batch.batch, self._fields_of_credit(needs), reference=self._kl_in_reward)
-            metrics |= self._correct_once(batch.batch) if "old_logprobs" in needs else {}
+        packed, credit = batch.batch, Credit(torch.zeros(0))
+        if packed is not None:
+            needs = self._needs()
+            self._infer(packed, self._fields_of_credit(needs), reference=self._kl_in_reward)
+            metrics |= self._correct_once(packed) if "old_logprobs" in needs else {}
             inputs, found = self._model_inputs(batch, needs)
             metrics |= found
-            advantages = estimate(inputs, [s.env_id for s in batch.sessions], self.credit)
-        metrics |= credit_metrics(batch, advantages)
-        batch = with_advantages(batch, advantages, self.algo.groups)
+            credit = estimate(inputs, [s.env_id for s in batch.sessions], self.credit)
+            batch = replace(batch, critic=critic_batch(packed, credit))
+        metrics |= credit_metrics(batch, credit.advantages)
+        batch = with_advantages(batch, credit.advantages, self.algo.groups)
         if batch.batch is not None:
             self._infer(batch.batch, self._fields_of_loss, reference=self.kl.value != 0)
             metrics |= self._correct_once(batch.batch)
@@ -105,28 +112,50 @@ class Learner:
         return batch, metrics
 
     def update(self, train_batch: TrainBatch, step: int) -> Metrics:
+        """Update the critic, then the policy, ``epochs * updates_per_step`` times each.
+
+        In the critic's head start the policy stays as it is, which ``critic/head_start`` says.
+
+        Returns:
+            See :func:`combine`.
+        """
+        metrics: Metrics = {}
+        if self.critic is not None and train_batch.critic is not None:
+            metrics |= self.critic.update(train_batch.critic, step)
+        if self.critic is not None and step < self.critic.config.head_start_steps:
+            return metrics | combine([], role="actor") | {"critic/head_start": 1}
+        if train_batch.batch is None:
+            return metrics | combine([], role="actor")
+        return metrics | self._update_policy(train_batch, train_batch.batch, step)
+
+    def _update_policy(self, train_batch: TrainBatch, batch: Batch, step: int) -> Metrics:
         """Update the policy ``epochs * updates_per_step`` times.
 
         The first mini-batch is computed with the weights that sampled it (where staleness is 0), so
         the mismatch between the engine's and the trainer's probabilities is measured there, at no
         extra cost.
-
-        Returns:
-            See :func:`combine`.
         """
-        batch = train_batch.batch
-        assert batch is not None, "an empty batch is not trained on"
         updates: list[Metrics] = []
         for epoch in range(self.optimization.epochs):
             order = derive_seed(self.seed, "mini-batches", step, epoch)
             for part in split_sessions(batch, self.optimization.updates_per_step, seed=order):
                 choices = derive_seed(order, "choices", len(updates))
                 updates.append(self._update_once(part, seed=choices, first=not updates))
-        metrics = combine(updates)
+        metrics = combine(updates, role="actor")
         if "actor/ref_kl" in metrics:  # the KL is in the loss
             metrics["actor/kl_coef"] = self.kl.value
             self.kl.update(metrics["actor/ref_kl"], num_sessions=len(train_batch.trained_ids))
         return metrics
+
+    def _needs(self) -> frozenset[str]:
+        """Everything that is asked of models before credit is assigned.
+
+        What the correction rejects trains neither policy nor critic, so with a critic it is known
+        before the groups without signal are left out.
+        """
+        needs = needs_of(self.credit)
+        early = self.critic is not None and self._decoupled and self.algo.correction.reject
+        return needs | {"old_logprobs"} if early else needs
 
     @property
     def _decoupled(self) -> bool:
@@ -179,18 +208,23 @@ class Learner:
             inputs["sum_pi_squared"] = of_sampled(packed, "sum_pi_squared")
         if "is_weights" in packed.tokens:
             inputs["is_weights"] = of_sampled(packed, "is_weights")
+        credit = replace(batch.credit, **inputs)
+        if "values" in needs:
+            assert self.critic is not None, "an estimator reads values, but no critic was built"
+            reads = reads_values([s.env_id for s in batch.sessions], self.credit)
+            credit = self.critic.read(credit, packed, reads)
         if not self._kl_in_reward:
-            return replace(batch.credit, **inputs), {}
+            return credit, {}
         distance = kl_estimate(
             of_sampled(packed, "trainer_logprobs"),
             of_sampled(packed, "ref_logprobs"),
             self.algo.kl.kind,
         )
-        inputs["token_penalties"] = -self.kl.value * distance
+        credit = replace(credit, token_penalties=-self.kl.value * distance)
         measured = float(distance.mean())
         metrics = {"credit/ref_kl": measured, "actor/kl_coef": self.kl.value}
         self.kl.update(measured, num_sessions=len(batch.sessions))
-        return replace(batch.credit, **inputs), metrics
+        return credit, metrics
 
     def _correct_once(self, batch: Batch) -> Metrics:
         """Decoupled: one correction a step, between the trainer's old policy and the engine's."""
@@ -287,30 +321,6 @@ class Learner:
 
 _TOKEN_FIELDS = {"logprobs": "trainer_logprobs", "sum_pi_squared": "sum_pi_squared"}
 """What the engine infers -> token field; ``logprobs`` are the rollout engine's own."""
-
-
-def combine(updates: Sequence[Mapping[str, Any]]) -> Metrics:
-    """Put the metrics of a step's updates together.
-
-    Returns:
-        Under ``actor/`` and ``correction/`` means over the updates, ``*_max`` their maximum;
-        ``mismatch/`` of the first one. ``actor/updates`` counts those that had a token to train
-        on, ``actor/skipped_updates`` those of them whose gradient was not finite.
-    """
-    metrics: Metrics = {
-        "actor/updates": sum(update.get("micro_batches", 1) > 0 for update in updates),
-        "actor/skipped_updates": int(sum(update.get("skipped", 0) for update in updates)),
-    }
-    for name in dict.fromkeys(name for update in updates for name in update):
-        values = [update[name] for update in updates if name in update]
-        key = name if name.startswith(("mismatch/", "correction/")) else f"actor/{name}"
-        if name.startswith("mismatch/"):
-            metrics[key] = values[0]
-        elif name.endswith("_max"):
-            metrics[key] = max(values)
-        elif name != "skipped":
-            metrics[key] = sum(values) / len(values)
-    return metrics
 
 
 def _refuse_fields(fields: Any, batch: Batch, *, num_tokens: int, loss: str) -> None:

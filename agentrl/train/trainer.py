@@ -190,7 +190,7 @@ class Trainer:
         return batch
 
     def train_on(self, batch: TrainBatch) -> Metrics:
-        """Update the policy, or count a step that carries no signal.
+        """Update critic and policy, or count a step that carries no signal for the policy.
 
         Raises:
             TrainingError: too many such steps, or too many non-finite gradients, in a row; the
@@ -201,8 +201,9 @@ class Trainer:
             return {"actor/updates": 0, **empty}
         with self.meter.span("update"):
             metrics = self.learner.update(batch, self.step)
-        if not metrics["actor/updates"]:
-            why = "algo.correction rejected every token"
+        if not metrics["actor/updates"] and not metrics.get("critic/head_start"):
+            rejected = "algo.correction rejected every token"
+            why = batch.why_empty if batch.batch is None else rejected
             return metrics | count_empty_step(self.progress, self.failure, why)
         refuse_mismatch(self.progress, self.failure, metrics)
         count_updates(self.progress, self.failure, metrics)

@@ -74,7 +74,7 @@ def test_loss_and_metrics_equal_the_formula_over_rows() -> None:
         if errors:
             rows.append(sum(errors) / len(errors))
     assert float(loss) == pytest.approx(sum(rows) / len(rows), rel=1e-5)
-    assert metrics["vf_loss"] == pytest.approx(float(loss))
+    assert metrics["loss"] == pytest.approx(float(loss))
     assert metrics["vf_clipfrac"] == pytest.approx(clipped / int(mask.sum()))
     assert metrics["vpred_mean"] == pytest.approx(float(new[mask].mean()), rel=1e-5)
 

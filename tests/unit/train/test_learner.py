@@ -30,7 +30,7 @@ from agentrl.dist.inference import FrozenPolicy
 from agentrl.testing.random_models import VOCAB, build
 from agentrl.testing.sessions import make_group, make_session
 from agentrl.train.assemble import TrainBatch, assemble
-from agentrl.train.learner import Learner, combine
+from agentrl.train.learner import Learner
 from agentrl.types import Trajectory, TrajectoryGroup
 
 BUDGET = 10_000
@@ -212,26 +212,6 @@ def test_a_mini_batch_of_which_everything_is_rejected_is_no_update(model: Any) -
     metrics = made.update(batch, 0)
     assert metrics["actor/updates"] == 0 and engine.num_updates == 0
     assert metrics["correction/rs_masked_fraction"] == 1.0
-
-
-def test_metrics_of_updates_are_put_together_by_their_kind() -> None:
-    first = {"mismatch/k3_kl": 1.0, "correction/is_max": 2.0, "correction/is_mean": 1.0}
-    second = {"mismatch/k3_kl": 3.0, "correction/is_max": 4.0, "correction/is_mean": 2.0}
-    assert combine(
-        [
-            first | {"ratio_max": 5.0, "loss": 1.0, "skipped": 0.0, "micro_batches": 1},
-            second | {"ratio_max": 3.0, "loss": 2.0, "skipped": 1.0, "micro_batches": 3},
-        ]
-    ) == {
-        "mismatch/k3_kl": 1.0,
-        "correction/is_max": 4.0,
-        "correction/is_mean": 1.5,
-        "actor/ratio_max": 5.0,
-        "actor/loss": 1.5,
-        "actor/micro_batches": 2.0,
-        "actor/updates": 2,
-        "actor/skipped_updates": 1,
-    }
 
 
 def test_without_a_ratio_the_engine_itself_is_the_old_policy_and_weights_apply(model: Any) -> None:

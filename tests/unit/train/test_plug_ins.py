@@ -44,7 +44,7 @@ def credited(name: str) -> torch.Tensor:
     config = CreditConfig(advantage=name)
     group = make_group(make_session("a", 1.0, [[0, 1, 1]]), make_session("b", 0.0))
     made = assemble([group], {"e": config})
-    return estimate(made.credit, ["e", "e"], {"e": config})
+    return estimate(made.credit, ["e", "e"], {"e": config}).advantages
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_what_an_estimator_does_to_its_inputs_changes_nothing(plug_in: Write) ->
     )
     config = CreditConfig(advantage=f"{path}:estimate")
     made = assemble([make_group(make_session("a", 1.0))], {"e": config})
-    assert estimate(made.credit, ["e"], {"e": config}).tolist() == [7.0]
+    assert estimate(made.credit, ["e"], {"e": config}).advantages.tolist() == [7.0]
     assert made.credit.outcome_rewards.tolist() == [1.0]
 
 
