@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -127,9 +129,115 @@ class Batch:
             start += size
         return parts
 
+    def sum_by_row(self, name: str) -> Tensor:
+        """Sum of a token field over each row, int64 [B] of bools and integers, else float [B]."""
+        value = self.tokens[name]
+        if not value.is_floating_point():
+            value = value.long()
+        zeros = torch.zeros(self.num_rows, dtype=value.dtype)
+        return zeros.index_add(0, self.row_of_token, value)
+
     def to_padded(self, name: str, pad: float = 0) -> Tensor:
         """Return a token field as [B, T], right-padded: for parity tests, not for training."""
         width = int(self.lengths.max()) if self.num_rows else 0
         out = torch.full((self.num_rows, width), pad, dtype=self.tokens[name].dtype)
         out[self.row_of_token, self.positions] = self.tokens[name]
         return out
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle tensors as arrays, which protocol 5 moves out of band, without a copy.
+
+        A batch that is read from shared memory (Ray's object store) lies there: it is to be read,
+        not written. :meth:`select` and :meth:`concat` give tensors of their own.
+        """
+        fields = (self.cu_seqlens, self.tokens, self.rows)
+        return _unpickled, tuple(_as_arrays(value) for value in fields)
+
+
+@dataclass(slots=True)
+class RowView:
+    """Some rows of a batch, in their order, not copied before they are asked for.
+
+    Reads like a :class:`Batch` as far as cutting it into parts goes.
+    """
+
+    base: Batch
+    indices: Tensor
+    """int64 [B], rows of ``base``."""
+
+    @property
+    def num_rows(self) -> int:
+        """B."""
+        return len(self.indices)
+
+    @property
+    def num_tokens(self) -> int:
+        """N."""
+        return int(self.lengths.sum())
+
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens per row, int64 [B]."""
+        return self.base.lengths[self.indices]
+
+    @property
+    def cu_seqlens(self) -> Tensor:
+        """Where rows begin and end once they are packed, int64 [B + 1]."""
+        out = torch.zeros(self.num_rows + 1, dtype=torch.int64)
+        out[1:] = self.lengths.cumsum(0)
+        return out
+
+    def sum_by_row(self, name: str) -> Tensor:
+        """See :meth:`Batch.sum_by_row`."""
+        return self.base.sum_by_row(name)[self.indices]
+
+    def select(self, indices: Sequence[int] | Tensor) -> Batch:
+        """Return a copy of the rows ``indices`` of this view, in that order."""
+        return self.base.select(self.indices[torch.as_tensor(indices, dtype=torch.int64)])
+
+    def load(self) -> Batch:
+        """Return all rows; where those are all of ``base``, ``base`` itself."""
+        if torch.equal(self.indices, torch.arange(self.base.num_rows)):
+            return self.base
+        return self.base.select(self.indices)
+
+
+def tensor_to_array(value: Tensor) -> tuple[np.ndarray, str]:
+    """Return a tensor's values and its dtype; no copy where it lies on the CPU in one piece.
+
+    bfloat16, which numpy lacks, comes as int16 of the same bits.
+    """
+    value = value.detach().cpu().contiguous()
+    name = str(value.dtype).removeprefix("torch.")
+    return (value.view(torch.int16) if value.dtype is torch.bfloat16 else value).numpy(), name
+
+
+def tensor_from_array(array: np.ndarray, dtype: str) -> Tensor:
+    """Undo :func:`tensor_to_array`, on the memory of ``array``: where it is shared, only read."""
+    if not array.flags.writeable and array.size:
+        array = np.asarray(_Memory(array))
+    value = torch.from_numpy(array if array.size else array.copy())
+    return value.view(torch.bfloat16) if dtype == "bfloat16" else value
+
+
+class _Memory:
+    """Shows a read-only array's memory as writable, for torch knows no other and would warn."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array  # keeps the memory alive
+        interface = array.__array_interface__
+        self.__array_interface__ = interface | {"data": (interface["data"][0], False)}
+
+
+def _as_arrays(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: tensor_to_array(tensor) for name, tensor in value.items()}
+    return tensor_to_array(value)
+
+
+def _unpickled(cu_seqlens: Any, tokens: Any, rows: Any) -> Batch:
+    return Batch(
+        tensor_from_array(*cu_seqlens),
+        {name: tensor_from_array(*found) for name, found in tokens.items()},
+        {name: tensor_from_array(*found) for name, found in rows.items()},
+    )

@@ -1,0 +1,144 @@
+"""A rank that trains: the engines of all roles placed on it, behind methods a group calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from agentrl.batch import RowView
+from agentrl.dist.dispatch import Collective, DataParallel, OneToAll
+from agentrl.dist.engine import LossFn, TrainEngine
+from agentrl.dist.ranks import Ranks
+from agentrl.dist.worker import Worker, register
+
+COMPUTE_TIMEOUT_S = 3600.0
+"""Deadline of a pass over a mini-batch or a step's batch."""
+STATE_TIMEOUT_S = 1800.0
+"""Deadline of reading, copying or writing weights and optimizer."""
+
+REPLICATED = frozenset({"grad_norm", "lr", "micro_batches", "skipped"})
+"""Metrics of an update that every rank knows as a whole."""
+
+EngineBuilder = Callable[[Ranks], TrainEngine]
+"""Builds a role's engine on a rank; can be pickled."""
+
+
+class EngineWorker(Worker):
+    """Roles that share a process, its device and its process group.
+
+    Args:
+        ranks: where it stands.
+        builders: role -> what builds its engine; built in this order on every rank.
+    """
+
+    def __init__(self, ranks: Ranks, builders: Mapping[str, EngineBuilder]) -> None:
+        super().__init__(ranks)
+        self.engines = {role: build(ranks) for role, build in builders.items()}
+        self._exports: dict[str, Iterator[tuple[str, Tensor]]] = {}
+        self._saves: dict[tuple[str, Path], Future[None]] = {}
+
+    def data_rank(self, mesh: str | None) -> int:
+        """Return the role's data-parallel rank: ranks of one sequence get the same rows."""
+        place = self.ranks if mesh is None else getattr(self.engines[mesh], "ranks", self.ranks)
+        return place.dp_rank
+
+    @register(
+        dispatch=DataParallel(mesh_argument=0, replicated=REPLICATED), timeout_s=COMPUTE_TIMEOUT_S
+    )
+    def train_mini_batch(
+        self, role: str, batch: RowView, loss_fn: LossFn, *, tokens_per_micro_batch: int
+    ) -> dict[str, float]:
+        """See :meth:`~agentrl.dist.engine.TrainEngine.train_mini_batch`, of this rank's rows."""
+        return self.engines[role].train_mini_batch(
+            batch.load(), loss_fn, tokens_per_micro_batch=tokens_per_micro_batch
+        )
+
+    @register(dispatch=DataParallel(mesh_argument=0), timeout_s=COMPUTE_TIMEOUT_S)
+    def infer_batch(
+        self, role: str, batch: RowView, *, tokens_per_micro_batch: int, fields: Sequence[str]
+    ) -> dict[str, Tensor]:
+        """See :meth:`~agentrl.dist.engine.TrainEngine.infer_batch`, of this rank's rows."""
+        return self.engines[role].infer_batch(
+            batch.load(), tokens_per_micro_batch=tokens_per_micro_batch, fields=fields
+        )
+
+    @register(dispatch=Collective())
+    def counters(self, role: str) -> dict[str, int]:
+        """Return ``num_updates`` and ``num_skipped`` of an engine."""
+        engine = self.engines[role]
+        return {"num_updates": engine.num_updates, "num_skipped": engine.num_skipped}
+
+    @register(dispatch=Collective())
+    def begin_export(self, role: str) -> None:
+        """Start the stream of an engine's parameters over."""
+        self._exports[role] = self.engines[role].export_params()
+
+    @register(dispatch=Collective(), timeout_s=STATE_TIMEOUT_S)
+    def next_params(self, role: str, max_bytes: int) -> list[tuple[str, Tensor]] | None:
+        """Return the stream's next tensors, on rank 0; an empty list ends it.
+
+        Every rank takes part, since sharded tensors are gathered.
+
+        Args:
+            role: whose export has begun.
+            max_bytes: of one answer; a larger tensor comes alone.
+        """
+        found: list[tuple[str, Tensor]] = []
+        size = 0
+        while size < max_bytes and (item := next(self._exports[role], None)) is not None:
+            found.append(item)
+            size += item[1].nbytes
+        return found if self.ranks.rank == 0 else None
+
+    @register(dispatch=OneToAll(), timeout_s=STATE_TIMEOUT_S)
+    def begin_save(self, role: str, directory: Path) -> None:
+        """Copy an engine's state and start writing it; see :meth:`is_saved`."""
+        pending = self.engines[role].save(directory)
+        executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"save-{role}")
+        self._saves[role, directory] = executor.submit(pending.wait)
+        executor.shutdown(wait=False)
+
+    @register(dispatch=OneToAll())
+    def is_saved(self, role: str, directory: Path) -> bool:
+        """Whether this rank's part of a state is on disk.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        save = self._saves[role, directory]
+        if save.done():
+            save.result()
+        return save.done()
+
+    @register(dispatch=OneToAll(), timeout_s=STATE_TIMEOUT_S)
+    def load(self, role: str, directory: Path) -> None:
+        """Undo a save; see :meth:`~agentrl.dist.engine.TrainEngine.load`."""
+        self.engines[role].load(directory)
+
+    @register(dispatch=OneToAll(), timeout_s=STATE_TIMEOUT_S)
+    def export_pretrained(self, role: str, directory: Path) -> None:
+        """See :meth:`~agentrl.dist.engine.TrainEngine.export_pretrained`."""
+        self.engines[role].export_pretrained(directory)
+
+    @register(dispatch=OneToAll())
+    def onload(self, role: str) -> None:
+        """See :meth:`~agentrl.dist.engine.TrainEngine.onload`."""
+        self.engines[role].onload()
+
+    @register(dispatch=OneToAll())
+    def offload(self, role: str) -> None:
+        """See :meth:`~agentrl.dist.engine.TrainEngine.offload`."""
+        self.engines[role].offload()
+
+    @register(dispatch=OneToAll())
+    def describe(self) -> dict[str, Any]:
+        """Return where this rank stands: rank, device and roles."""
+        return {
+            "rank": self.ranks.rank,
+            "device": str(self.ranks.device),
+            "roles": list(self.engines),
+        }
