@@ -22,6 +22,7 @@ from agentrl.config.load import to_dict
 from agentrl.config.schema import Config
 from agentrl.config.validate import warmup_problems
 from agentrl.dist.engines.fsdp import FSDPEngine
+from agentrl.dist.ranks import Ranks
 from agentrl.dist.weight_sync.inproc import InprocWeightSync
 from agentrl.errors import ConfigError
 from agentrl.model.load import LoadedModel
@@ -207,7 +208,7 @@ def _actor(config: Config, plan: _Plan, model: LoadedModel) -> FSDPEngine:
         model.model,
         model.tokenizer,
         config.actor,
-        precision=config.actor.precision,
+        ranks=Ranks.single(model.model.device),
         temperature=config.rollout.temperature,
         total_updates=plan.num_steps * updates_per_step,
         deterministic=config.trainer.deterministic,

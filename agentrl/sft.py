@@ -13,6 +13,7 @@ from agentrl.agent.renderer import Renderer
 from agentrl.cli.options import check_out_dir
 from agentrl.config.load import unknown_key_message
 from agentrl.dist.engines.fsdp import FSDPEngine
+from agentrl.dist.ranks import Ranks
 from agentrl.env.config import EnvConfig
 from agentrl.errors import ConfigError
 from agentrl.model.load import LoadedModel, load_model
@@ -97,7 +98,13 @@ def _tune(
     renderer = Renderer(loaded.tokenizer)
     train = encode_examples(renderer, examples["train"], max_tokens=settings.max_tokens)
     held_out = encode_examples(renderer, examples["val"], max_tokens=settings.max_tokens)
-    engine = FSDPEngine(loaded.model, loaded.tokenizer, settings, total_updates=settings.steps)
+    engine = FSDPEngine(
+        loaded.model,
+        loaded.tokenizer,
+        settings.engine_config(),
+        ranks=Ranks.single(loaded.model.device),
+        total_updates=settings.steps,
+    )
 
     def on_step(step: SFTStep) -> None:
         report("sft", step.step, step.total_steps, step.loss)

@@ -25,8 +25,9 @@ from agentrl.algo.group_baselines import grpo
 from agentrl.algo.loss import PolicyLoss
 from agentrl.algo.policy_losses import Vanilla
 from agentrl.batch import Batch
-from agentrl.dist.config import OptimizerConfig
+from agentrl.dist.config import ActorConfig
 from agentrl.dist.engines.fsdp import FSDPEngine
+from agentrl.dist.ranks import Ranks
 from agentrl.dist.weight_sync.inproc import InprocWeightSync
 from agentrl.env.config import EnvConfig
 from agentrl.env.host import EnvHosts
@@ -52,7 +53,9 @@ async def main(num_steps: int, num_prompts: int, num_samples: int, warm_steps: i
 
     # One engine samples, the other trains; the weights go across after every step.
     sampler = HFEngine(copy.deepcopy(model.model), HFEngineConfig(max_context=256))
-    trainer = FSDPEngine(model.model, model.tokenizer, OptimizerConfig(lr=5e-4))
+    trainer = FSDPEngine(
+        model.model, model.tokenizer, ActorConfig(lr=5e-4), ranks=Ranks.single("cpu")
+    )
     sync = InprocWeightSync()
     await sampler.start()
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-from agentrl.dist.config import OptimizerConfig, Schedule
+from agentrl.dist.config import EngineConfig, OptimizerConfig, Schedule
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,3 +25,8 @@ class SFTConfig(OptimizerConfig):
     """Longer conversations are left out and counted, never cut."""
     seed: int = 0
     """Decides the order of the conversations."""
+
+    def engine_config(self) -> EngineConfig:
+        """Return the settings of the engine that is trained."""
+        shared = {item.name: getattr(self, item.name) for item in fields(OptimizerConfig)}
+        return EngineConfig(**shared, tokens_per_micro_batch=self.tokens_per_micro_batch)

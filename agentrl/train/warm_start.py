@@ -22,6 +22,7 @@ import agentrl.train.sft
 from agentrl.agent.renderer import Renderer
 from agentrl.agent.template import ChatTemplate
 from agentrl.dist.engines.fsdp import FSDPEngine
+from agentrl.dist.ranks import Ranks
 from agentrl.env.registry import env_class
 from agentrl.errors import ModelError
 from agentrl.model.cache import cache_root, make_once
@@ -223,7 +224,13 @@ def train_tiny(
     )
     report("tokenizer", 1, 1)
     model = build_tiny(tokenizer, sft.seed)
-    engine = FSDPEngine(model, tokenizer, sft, total_updates=sft.steps)
+    engine = FSDPEngine(
+        model,
+        tokenizer,
+        sft.engine_config(),
+        ranks=Ranks.single(model.device),
+        total_updates=sft.steps,
+    )
 
     def on_step(step: SFTStep) -> None:
         report("sft", step.step, step.total_steps, step.loss)

@@ -25,8 +25,9 @@ from torch import Tensor
 from agentrl.algo.aggregate import AGGREGATIONS, denominators, token_weights
 from agentrl.algo.loss import LOSSES, PolicyLoss, PreparedLoss, make_loss
 from agentrl.batch import Batch
-from agentrl.dist.config import OptimizerConfig
+from agentrl.dist.config import EngineConfig
 from agentrl.dist.engines.fsdp import FSDPEngine
+from agentrl.dist.ranks import Ranks
 from agentrl.dist.scoring import TokenScorer
 from agentrl.testing.random_models import VOCAB, build
 
@@ -239,7 +240,7 @@ def test_two_ranks(two_ranks: dict[str, Tensor], whole: Tensor, layout: str) -> 
 def test_the_engine_takes_the_same_gradient(
     model: Any, whole: Tensor, tokens_per_micro_batch: int
 ) -> None:
-    engine = FSDPEngine(model, None, OptimizerConfig(lr=0.0, grad_clip=0.0))
+    engine = FSDPEngine(model, None, EngineConfig(lr=0.0, grad_clip=0.0), ranks=Ranks.single("cpu"))
     batch = _mini_batch(model, dummy_lengths=DUMMY_LENGTHS)
     gradients: dict[str, Tensor] = {}
 

@@ -13,8 +13,9 @@ from agentrl.algo.aggregate import denominators, token_weights
 from agentrl.algo.loss import PolicyLoss
 from agentrl.algo.policy_losses import Vanilla
 from agentrl.batch import Batch
-from agentrl.dist.config import OptimizerConfig
+from agentrl.dist.config import EngineConfig
 from agentrl.dist.engines.fsdp import FSDPEngine
+from agentrl.dist.ranks import Ranks
 from agentrl.dist.weight_sync.inproc import InprocWeightSync
 from agentrl.rollout.engines.config import HFEngineConfig
 from agentrl.rollout.engines.hf import HFEngine
@@ -83,7 +84,9 @@ def test_logprobs_of_sampler_and_trainer_agree_after_every_update(
 ) -> None:
     async def scenario() -> None:
         model = _model(family, tied)
-        trainer = FSDPEngine(model, None, OptimizerConfig(lr=1e-2), temperature=temperature)
+        trainer = FSDPEngine(
+            model, None, EngineConfig(lr=1e-2), temperature=temperature, ranks=Ranks.single("cpu")
+        )
         engine = HFEngine(copy.deepcopy(model), HFEngineConfig(num_slots=8, max_context=64))
         await engine.start()
         try:

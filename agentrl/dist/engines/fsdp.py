@@ -10,19 +10,20 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from transformers.utils import logging
 
 from agentrl.batch import Batch
-from agentrl.dist.config import OptimizerConfig, Precision
+from agentrl.dist.config import EngineConfig
 from agentrl.dist.determinism import require_deterministic_kernels
 from agentrl.dist.engine import LossFn
 from agentrl.dist.inference import autocast, infer_batch
 from agentrl.dist.micro_batch import micro_batches
 from agentrl.dist.optimizer import build_adamw, load_optimizer_state, optimizer_state
+from agentrl.dist.ranks import Ranks
 from agentrl.dist.schedule import learning_rate
 from agentrl.dist.scoring import TokenScorer
 from agentrl.errors import CheckpointError
@@ -34,23 +35,28 @@ class FSDPEngine:
     Args:
         model: an ``AutoModelForCausalLM`` in float32, on the device to train on.
         tokenizer: saved beside exported weights; None exports weights alone.
-        optimizer: learning rate, its schedule, clipping (an ``ActorConfig`` is one).
-        precision: of forward and backward.
+        config: optimizer, precision and layout (an ``ActorConfig`` is one).
+        ranks: where this process stands among those that hold the model.
+        head: ``language`` answers ``logprobs``, ``entropy`` and ``sum_pi_squared``; ``value`` is a
+            critic's.
         temperature: of the sampled distribution whose log-probabilities are computed.
         total_updates: optimizer steps of the whole run, where the schedule needs them.
         deterministic: same inputs, same bits (on one machine and number of threads).
+        trainable: False only reads: no optimizer, no gradients.
     """
 
     def __init__(
         self,
         model: Any,
         tokenizer: Any,
-        optimizer: OptimizerConfig,
+        config: EngineConfig,
         *,
-        precision: Precision = Precision.fp32,
+        ranks: Ranks,
+        head: Literal["language", "value"] = "language",
         temperature: float = 1.0,
         total_updates: int | None = None,
         deterministic: bool = True,
+        trainable: bool = True,
     ) -> None:
         if deterministic:
             require_deterministic_kernels()
@@ -58,11 +64,15 @@ class FSDPEngine:
         self.tokenizer = tokenizer
         # Dropout must be off: log-probabilities are compared with those of the rollout engine.
         model.eval()
-        self._config = optimizer
-        self._precision = precision
+        model.requires_grad_(trainable)
+        self.ranks = ranks.arranged(
+            shard_size=config.shard_size, sequence_parallel=config.sequence_parallel
+        )
+        self._config = config
+        self._precision = config.precision
         self._total_updates = total_updates
         self._scorer = TokenScorer(model, temperature=temperature)
-        self._optimizer = build_adamw(model, optimizer)
+        self._optimizer = build_adamw(model, config)
         self.num_updates = 0
         """Optimizer steps taken."""
         self.num_skipped = 0

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from transformers import AutoModelForCausalLM
 from agentrl.algo.loss import PolicyLoss
 from agentrl.algo.policy_losses import Vanilla
 from agentrl.batch import Batch
-from agentrl.dist.config import OptimizerConfig, Precision, Schedule
+from agentrl.dist.config import EngineConfig, Precision, Schedule
 from agentrl.dist.engines.fsdp import FSDPEngine
+from agentrl.dist.ranks import Ranks
+from agentrl.dist.sharded_state import load_full, read_values
 from agentrl.errors import CheckpointError, ConfigError
 
 Make = Callable[..., Any]
@@ -26,10 +29,19 @@ def _loss(batch: Batch) -> PolicyLoss:
     return PolicyLoss(token_loss=Vanilla(), num_tokens=num_tokens)
 
 
+def _engine(model: Any, config: EngineConfig, **settings: Any) -> FSDPEngine:
+    return FSDPEngine(model, None, config, ranks=Ranks.single("cpu"), **settings)
+
+
 def _step(engine: FSDPEngine, batch: Batch, budget: int = BIG) -> dict[str, float]:
-    return engine.train_mini_batch(
-        batch, _loss(batch), tokens_per_micro_batch=budget
-    )
+    return engine.train_mini_batch(batch, _loss(batch), tokens_per_micro_batch=budget)
+
+
+def _state(engine: FSDPEngine) -> dict[str, Any]:
+    """All that a checkpoint of the engine holds."""
+    with TemporaryDirectory() as directory:
+        engine.save(Path(directory)).wait()
+        return {"tensors": load_full(Path(directory)), "values": read_values(Path(directory))}
 
 
 def _infer(engine: FSDPEngine, batch: Batch) -> torch.Tensor:
@@ -56,7 +68,7 @@ def test_a_step_raises_the_probability_of_what_had_an_advantage(
     tiny_model: Make, ragged_batch: Make
 ) -> None:
     batch = ragged_batch()
-    engine = FSDPEngine(tiny_model(), None, OptimizerConfig(lr=1e-2))
+    engine = _engine(tiny_model(), EngineConfig(lr=1e-2))
     before = _infer(engine, batch)
     batch.tokens["old_logprobs"] = before
     metrics = _step(engine, batch)
@@ -68,7 +80,7 @@ def test_a_step_raises_the_probability_of_what_had_an_advantage(
 
 
 # With a huge epsilon AdamW's first step is the gradient itself, times lr / eps.
-DESCENT = OptimizerConfig(lr=1e3, eps=1e3, grad_clip=0.0)
+DESCENT = EngineConfig(lr=1e3, eps=1e3, grad_clip=0.0)
 
 
 @pytest.mark.parametrize("budget", [1, 40, 64])
@@ -76,7 +88,7 @@ def test_the_gradient_does_not_depend_on_micro_batches(
     tiny_model: Make, ragged_batch: Make, budget: int
 ) -> None:
     batch = ragged_batch()
-    whole, split = (FSDPEngine(tiny_model(), None, DESCENT) for _ in range(2))
+    whole, split = (_engine(tiny_model(), DESCENT) for _ in range(2))
     metrics = _step(whole, batch), _step(split, batch, budget)
     for name, value in split.export_params():
         torch.testing.assert_close(value, _weights(whole)[name], atol=1e-6, rtol=0)
@@ -89,7 +101,7 @@ def test_the_gradient_does_not_depend_on_the_order_of_rows(
     tiny_model: Make, ragged_batch: Make
 ) -> None:
     batch = ragged_batch()
-    straight, shuffled = (FSDPEngine(tiny_model(), None, DESCENT) for _ in range(2))
+    straight, shuffled = (_engine(tiny_model(), DESCENT) for _ in range(2))
     _step(straight, batch)
     _step(shuffled, batch.select([4, 2, 0, 5, 3, 1]), 64)
     for name, value in shuffled.export_params():
@@ -99,9 +111,9 @@ def test_the_gradient_does_not_depend_on_the_order_of_rows(
 def test_the_gradient_is_clipped_to_the_norm_asked_for(
     tiny_model: Make, ragged_batch: Make
 ) -> None:
-    before = _weights(FSDPEngine(tiny_model(), None, DESCENT))
-    config = OptimizerConfig(lr=1e3, eps=1e3, grad_clip=0.01)
-    engine = FSDPEngine(tiny_model(), None, config)
+    before = _weights(_engine(tiny_model(), DESCENT))
+    config = EngineConfig(lr=1e3, eps=1e3, grad_clip=0.01)
+    engine = _engine(tiny_model(), config)
     metrics = _step(engine, ragged_batch())
     moved = torch.cat([(v - before[n]).flatten() for n, v in engine.export_params()])
     assert metrics["grad_norm"] > 0.05  # as it was before clipping
@@ -110,58 +122,51 @@ def test_the_gradient_is_clipped_to_the_norm_asked_for(
 
 def test_rerun_gives_the_same_bits(tiny_model: Make, ragged_batch: Make) -> None:
     def run() -> dict[str, Any]:
-        engine = FSDPEngine(tiny_model(), None, OptimizerConfig(lr=1e-2))
+        engine = _engine(tiny_model(), EngineConfig(lr=1e-2))
         for seed in range(4):
             _step(engine, ragged_batch(seed), 64)
-        return engine.state_dict()
+        return _state(engine)
 
     _assert_same(run(), run())
 
 
 def test_resumed_training_is_the_same_bits_as_unbroken(
-    tiny_model: Make, ragged_batch: Make
+    tiny_model: Make, ragged_batch: Make, tmp_path: Path
 ) -> None:
-    config = OptimizerConfig(lr=1e-2, schedule=Schedule.cosine, warmup_steps=2, weight_decay=0.1)
+    config = EngineConfig(lr=1e-2, schedule=Schedule.cosine, warmup_steps=2, weight_decay=0.1)
 
     def engine(seed: int) -> FSDPEngine:
-        return FSDPEngine(tiny_model(seed), None, config, total_updates=6)
+        return _engine(tiny_model(seed), config, total_updates=6)
 
     unbroken = engine(0)
     for step in range(3):
         _step(unbroken, ragged_batch(step))
-    saved = unbroken.state_dict()
+    saving = unbroken.save(tmp_path)
     noise = torch.rand(3)  # drawn from the restored generator as well
     rates = [_step(unbroken, ragged_batch(step))["lr"] for step in range(3, 6)]
+    saving.wait()  # only now: what was trained since is not in it
 
     resumed = engine(1)
-    resumed.load_state_dict(saved)
+    resumed.load(tmp_path)
     assert torch.equal(torch.rand(3), noise)
     again = [_step(resumed, ragged_batch(step))["lr"] for step in range(3, 6)]
     assert again == rates and len(set(rates)) == 3
-    _assert_same(resumed.state_dict(), unbroken.state_dict())
-
-
-def test_the_saved_state_is_a_copy(tiny_model: Make, ragged_batch: Make) -> None:
-    engine = FSDPEngine(tiny_model(), None, OptimizerConfig(lr=1e-2))
-    _step(engine, ragged_batch())
-    saved = engine.state_dict()
-    before = {name: value.clone() for name, value in saved["optimizer"]["exp_avg"].items()}
-    _step(engine, ragged_batch(1))
-    _assert_same(saved["optimizer"]["exp_avg"], before)
+    _assert_same(_state(resumed), _state(unbroken))
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(
     tiny_model: Make, ragged_batch: Make
 ) -> None:
-    engine = FSDPEngine(tiny_model(), None, OptimizerConfig(lr=1e-2, warmup_steps=10))
+    engine = _engine(tiny_model(), EngineConfig(lr=1e-2, warmup_steps=10))
     _step(engine, ragged_batch())
-    before = engine.state_dict()
+    before = _state(engine)
     poisoned = ragged_batch(1)
     poisoned.tokens["advantages"][poisoned.tokens["loss_mask"].nonzero()[3]] = float("nan")
     metrics = _step(engine, poisoned)
     assert metrics["skipped"] == 1.0
-    after = engine.state_dict()
-    assert after.pop("num_skipped") == before.pop("num_skipped") + 1
+    after = _state(engine)
+    counters = [state["values"].pop("counters") for state in (before, after)]
+    assert counters == [{"num_updates": 1, "num_skipped": n} for n in (0, 1)]
     _assert_same(after, before)
     healthy = _step(engine, ragged_batch(2))
     assert healthy["skipped"] == 0.0
@@ -169,21 +174,21 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(
 
 
 def test_nothing_to_train_changes_nothing(tiny_model: Make, ragged_batch: Make) -> None:
-    engine = FSDPEngine(tiny_model(), None, OptimizerConfig(lr=1e-2))
+    engine = _engine(tiny_model(), EngineConfig(lr=1e-2))
     _step(engine, ragged_batch())
-    before = engine.state_dict()
+    before = _state(engine)
     empty = ragged_batch(1)
     empty.tokens["loss_mask"][:] = False
     assert _step(engine, empty) == {"micro_batches": 0}
-    _assert_same(engine.state_dict(), before)
+    _assert_same(_state(engine), before)
     assert not _infer(engine, empty).any()
 
 
 def test_weight_decay_spares_norms(tiny_model: Make, ragged_batch: Make) -> None:
     batch = ragged_batch()
     batch.tokens["advantages"][:] = 0.0  # no gradient: only the decay moves anything
-    before = _weights(FSDPEngine(tiny_model(), None, OptimizerConfig()))
-    engine = FSDPEngine(tiny_model(), None, OptimizerConfig(lr=0.1, weight_decay=0.5))
+    before = _weights(_engine(tiny_model(), EngineConfig()))
+    engine = _engine(tiny_model(), EngineConfig(lr=0.1, weight_decay=0.5))
     _step(engine, batch)
     for name, value in engine.export_params():
         factor = 1.0 if value.ndim < 2 else 1 - 0.1 * 0.5
@@ -194,7 +199,7 @@ def test_tied_tensors_are_exported_once_under_the_name_of_the_saved_file(
     tiny_model: Make, tmp_path: Path
 ) -> None:
     for tied in (True, False):
-        engine = FSDPEngine(tiny_model(tied=tied), None, OptimizerConfig())
+        engine = _engine(tiny_model(tied=tied), EngineConfig())
         names = [name for name, _ in engine.export_params()]
         assert len(names) == len(set(names))
         engine.export_pretrained(tmp_path / str(tied))
@@ -205,7 +210,7 @@ def test_tied_tensors_are_exported_once_under_the_name_of_the_saved_file(
 def test_an_exported_model_gives_the_same_logits(
     tiny_model: Make, ragged_batch: Make, tmp_path: Path
 ) -> None:
-    engine = FSDPEngine(tiny_model(), None, OptimizerConfig(lr=1e-2))
+    engine = _engine(tiny_model(), EngineConfig(lr=1e-2))
     _step(engine, ragged_batch())
     engine.export_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -215,31 +220,26 @@ def test_an_exported_model_gives_the_same_logits(
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "qwen3"
 
 
-def test_a_state_of_another_model_is_refused_by_name(tiny_model: Make) -> None:
-    engine = FSDPEngine(tiny_model(), None, OptimizerConfig())
-    before = engine.state_dict()
+def test_a_state_of_another_model_is_refused_by_name(tiny_model: Make, tmp_path: Path) -> None:
+    engine = _engine(tiny_model(), EngineConfig())
+    before = _state(engine)
+    _engine(tiny_model(1, tied=False), EngineConfig()).save(tmp_path).wait()
     with pytest.raises(CheckpointError, match=r"lm_head\.weight"):
-        engine.load_state_dict(
-            FSDPEngine(tiny_model(tied=False), None, OptimizerConfig()).state_dict()
-        )
-    other = engine.state_dict()
-    other["model"]["model.norm.weight"] = torch.zeros(7)
-    with pytest.raises(CheckpointError, match=r"model\.norm\.weight.*\(7,\)"):
-        engine.load_state_dict(other)
-    _assert_same(engine.state_dict(), before)
+        engine.load(tmp_path)
+    _assert_same(_state(engine), before)
 
 
 def test_a_falling_schedule_without_an_end_is_refused_before_training(tiny_model: Make) -> None:
     with pytest.raises(ConfigError, match="total_updates"):
-        FSDPEngine(tiny_model(), None, OptimizerConfig(schedule=Schedule.linear))
+        _engine(tiny_model(), EngineConfig(schedule=Schedule.linear))
 
 
 def test_bf16_stays_near_fp32_and_keeps_float32_weights(
     tiny_model: Make, ragged_batch: Make
 ) -> None:
     batch = ragged_batch()
-    exact = FSDPEngine(tiny_model(), None, OptimizerConfig())
-    half = FSDPEngine(tiny_model(), None, OptimizerConfig(lr=1e-3), precision=Precision.bf16)
+    exact = _engine(tiny_model(), EngineConfig())
+    half = _engine(tiny_model(), EngineConfig(lr=1e-3, precision=Precision.bf16))
     want = _infer(exact, batch)
     got = _infer(half, batch)
     assert 0 < float((got - want).abs().max()) < 0.05

@@ -16,8 +16,9 @@ import pytest
 import torch
 
 from agentrl.algo.loss import SupervisedLoss
-from agentrl.dist.config import OptimizerConfig, Schedule
+from agentrl.dist.config import EngineConfig, Schedule
 from agentrl.dist.engines.fsdp import FSDPEngine
+from agentrl.dist.ranks import Ranks
 from agentrl.errors import CheckpointError
 from agentrl.model.tiny import build_tiny, tiny_config
 from agentrl.testing import make_tokenizer
@@ -188,10 +189,16 @@ def test_leftovers_of_a_killed_run_are_cleared_and_never_loaded(tmp_path: Path) 
 def test_training_that_went_through_the_disk_is_the_same_bits(tmp_path: Path) -> None:
     tokenizer = make_tokenizer()
     shape = tiny_config(len(tokenizer), hidden_size=32, num_layers=1, num_heads=1, head_dim=16)
-    config = OptimizerConfig(lr=1e-2, schedule=Schedule.linear, warmup_steps=2)
+    config = EngineConfig(lr=1e-2, schedule=Schedule.linear, warmup_steps=2)
 
     def engine(seed: int) -> FSDPEngine:
-        return FSDPEngine(build_tiny(tokenizer, seed, shape), None, config, total_updates=6)
+        return FSDPEngine(
+            build_tiny(tokenizer, seed, shape),
+            None,
+            config,
+            total_updates=6,
+            ranks=Ranks.single("cpu"),
+        )
 
     def train(engine: FSDPEngine, steps: range) -> None:
         for step in steps:

@@ -27,6 +27,7 @@ from agentrl.batch import Batch
 from agentrl.dist.config import ActorConfig, Precision
 from agentrl.dist.engines.fsdp import FSDPEngine
 from agentrl.dist.inference import FrozenPolicy
+from agentrl.dist.ranks import Ranks
 from agentrl.testing.random_models import VOCAB, build
 from agentrl.testing.sessions import make_group, make_session
 from agentrl.train.assemble import TrainBatch, assemble
@@ -93,7 +94,7 @@ def learner(model: Any, algo: AlgoConfig, **optimization: Any) -> tuple[Learner,
     config = ActorConfig(
         **{"lr": 1e-3, "tokens_per_micro_batch": BUDGET, "updates_per_step": 1} | optimization
     )
-    engine = Engine(copy.deepcopy(model), None, config)
+    engine = Engine(copy.deepcopy(model), None, config, ranks=Ranks.single("cpu"))
     reference = (
         FrozenPolicy(copy.deepcopy(model), temperature=1.0, precision=Precision.fp32)
         if algo.kl.coef

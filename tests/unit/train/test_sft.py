@@ -9,6 +9,7 @@ import torch
 
 from agentrl.agent.renderer import Renderer
 from agentrl.dist.engines.fsdp import FSDPEngine
+from agentrl.dist.ranks import Ranks
 from agentrl.errors import TrainingError
 from agentrl.model.tiny import build_tiny, tiny_config
 from agentrl.testing import make_tokenizer
@@ -43,7 +44,13 @@ def _engine(config: SFTConfig) -> FSDPEngine:
         len(TOKENIZER), hidden_size=32, num_layers=2, num_heads=2, head_dim=16, feed_forward_size=64
     )
     model = build_tiny(TOKENIZER, 0, shape)
-    return FSDPEngine(model, TOKENIZER, config, total_updates=config.steps)
+    return FSDPEngine(
+        model,
+        TOKENIZER,
+        config.engine_config(),
+        total_updates=config.steps,
+        ranks=Ranks.single("cpu"),
+    )
 
 
 CONFIG = SFTConfig(lr=3e-3, steps=200, episodes_per_step=16, warmup_steps=5)

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl.dist.config import OptimizerConfig
+from agentrl.dist.config import EngineConfig
 from agentrl.dist.engines.fsdp import FSDPEngine
+from agentrl.dist.ranks import Ranks
 from agentrl.dist.weight_sync.inproc import InprocWeightSync
 from agentrl.errors import EngineError
 
@@ -40,7 +41,7 @@ class CopyingEngine:
 
 
 def _publish(model: Any, engine: CopyingEngine, version: int = 3) -> dict[str, float]:
-    trainer = FSDPEngine(model, None, OptimizerConfig())
+    trainer = FSDPEngine(model, None, EngineConfig(), ranks=Ranks.single("cpu"))
     return asyncio.run(InprocWeightSync().publish(trainer, engine, version))  # type: ignore[arg-type]
 
 
