@@ -161,8 +161,13 @@ def _trainer(
     """Put the parts together; ``stack`` closes those that need it."""
     actor = _actor(config, plan, ground.model)
     checkpoints = CheckpointStore(
-        run_dir.checkpoints_path, config=to_dict(config), keep_last=config.trainer.keep_last
+        run_dir.checkpoints_path,
+        config=to_dict(config),
+        keep_last=config.trainer.keep_last,
+        keep_best=config.trainer.keep_best,
     )
+    stack.callback(checkpoints.close)
+    engines = {"actor": actor}
     seed_rng(config.trainer.seed)
     learner = _learner(config, plan.credit, ground.model, actor, run_dir)
     feed = open_feed(
@@ -172,7 +177,7 @@ def _trainer(
         seed=config.trainer.seed,
         dropped=plan.dropped,
     )
-    progress = restore(config, checkpoints, actor, learner, feed, run_dir)
+    progress = restore(config, checkpoints, engines, learner, feed, run_dir)
     run_dir.write_config(yaml.safe_dump(to_dict(config), sort_keys=False))
     keep_model_files(ground.model, run_dir.path)
     buffer = RolloutBuffer(
@@ -186,7 +191,7 @@ def _trainer(
         collect_timeout_s=config.rollout.collect_timeout_s,
         max_refills=config.algo.groups.max_refills if config.algo.groups.refill else 0,
         progress=progress,
-        engines={"actor": actor},
+        engines=engines,
         learner=learner,
         weights=_InprocWeights(actor, ground.engine),
         placement=_OneDevice(),

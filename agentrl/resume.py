@@ -17,12 +17,13 @@ from agentrl.errors import CheckpointError, ConfigError
 from agentrl.rollout.feed import TaskFeed, check_keys
 from agentrl.telemetry.jsonl import missing_steps
 from agentrl.telemetry.run_dir import RunDir
-from agentrl.train.checkpoint import CheckpointStore
+from agentrl.train.checkpoint import Checkpoint, CheckpointStore
 from agentrl.train.learner import Learner
 from agentrl.train.open_model import run_config_path
 from agentrl.train.progress import Progress
+from agentrl.train.provenance import provenance
 from agentrl.train.rng_state import restore_rng
-from agentrl.train.settings import refuse_changed_settings
+from agentrl.train.settings import changed_settings, is_among, refuse_changed_settings
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 FREE_ON_RESUME = (
     "trainer.save_every",
     "trainer.keep_last",
+    "trainer.keep_best",
+    "trainer.grace_s",
     "trainer.run_dir",
     "trainer.resume",
     "trainer.force_resume",
@@ -38,6 +41,25 @@ FREE_ON_RESUME = (
     "sandbox.max_open",
     "sandbox.create_timeout_s",
     "rollout.collect_timeout_s",
+)
+# Settings that leave what is computed as it is, but add its numbers up in another order.
+REORDER_ON_RESUME = (
+    "placement.",
+    "cluster.",
+    "trainer.num_threads",
+    "model.device",
+    *(
+        f"{role}.{name}"
+        for role in ("actor", "critic")
+        for name in (
+            "tokens_per_micro_batch",
+            "recompute",
+            "offload",
+            "compile",
+            "shard_size",
+            "sequence_parallel",
+        )
+    ),
 )
 
 
@@ -84,12 +106,15 @@ def resumed_config(run: str, overrides: Sequence[str]) -> Config:
 def restore(
     config: Config,
     checkpoints: CheckpointStore,
-    actor: TrainEngine,
+    engines: Mapping[str, TrainEngine],
     learner: Learner,
     feed: TaskFeed,
     run_dir: RunDir,
 ) -> Progress:
     """Load the newest sound checkpoint into the parts of a run where it is resumed.
+
+    Args:
+        engines: by role: those that the checkpoint holds.
 
     A run that was killed before its first checkpoint starts again at step 0.
 
@@ -102,11 +127,8 @@ def restore(
         run_dir.rewind(-1)
         return Progress()
     if not config.trainer.force_resume:
-        # A longer run is the same run only where the learning rate does not depend on its length.
-        constant = config.actor.schedule is Schedule.constant
-        length = ("trainer.total_steps", "trainer.epochs") if constant else ()
-        free = (*FREE_ON_RESUME, *length)
-        refuse_changed_settings(checkpoint.config, to_dict(config), free=free)
+        _refuse_another_training(checkpoint.config, config)
+    _tell_what_changes_bits(checkpoint, config)
     progress = read_progress(checkpoint.progress, step=checkpoint.step)
     if missing := missing_steps(run_dir.metrics_path, through=checkpoint.step):
         logger.warning(
@@ -118,12 +140,37 @@ def restore(
             ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else ""),
         )
     feed.load_state_dict(progress.feed, check_tasks=not config.trainer.force_resume)
-    actor.load_state_dict(checkpoint.engine)
+    for role, engine in engines.items():
+        engine.load(checkpoint.of_engine(role))
     if progress.learner:
         learner.load_state_dict(progress.learner)
     restore_rng(checkpoint.rng)
     run_dir.rewind(checkpoint.step)
     return progress
+
+
+def _refuse_another_training(saved: Mapping[str, Any], config: Config) -> None:
+    # A longer run is the same run only where the learning rate does not depend on its length.
+    constant = config.actor.schedule is Schedule.constant
+    length = ("trainer.total_steps", "trainer.epochs") if constant else ()
+    free = (*FREE_ON_RESUME, *REORDER_ON_RESUME, *length)
+    refuse_changed_settings(saved, to_dict(config), free=free)
+
+
+def _tell_what_changes_bits(checkpoint: Checkpoint, config: Config) -> None:
+    """Log what may make the last digits differ from those of a run that was never stopped."""
+    settings = changed_settings(checkpoint.config, to_dict(config))
+    names = [name for name in settings if is_among(name, REORDER_ON_RESUME)]
+    now = provenance()
+    names += [name for name, was in checkpoint.versions.items() if now.get(name) != was]
+    if names:
+        logger.warning(
+            "%s changed since the checkpoint of step %d: the run goes on with the same training, "
+            "but sums may be formed in another order, so its last digits may differ from those of "
+            "a run that was never stopped",
+            ", ".join(names),
+            checkpoint.step,
+        )
 
 
 def read_progress(state: Mapping[str, Any], *, step: int) -> Progress:

@@ -7,23 +7,30 @@ from pathlib import Path
 import click
 
 from agentrl.cli.options import check_out_dir
+from agentrl.errors import ConfigError
 
 
 @click.command("export")
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--step", type=int, help="Checkpoint to export; the newest unless given.")
-def command(run: Path, out: Path, step: int | None) -> None:
+@click.option("--best", is_flag=True, help="Export the one with the best validation success.")
+def command(run: Path, out: Path, step: int | None, best: bool) -> None:
     """Write a run's policy as a directory that AutoModelForCausalLM loads.
+
+    Needs no GPU, on however many the run was trained. Adapters are merged.
 
     \b
     agentrl export runs/code_sandbox-20260101-1 my_model
+    agentrl export runs/code_sandbox-20260101-1 my_model --best
     """
     from agentrl.model.load import quiet_transformers
     from agentrl.train.open_model import open_run_model
 
+    if best and step is not None:
+        raise ConfigError(f"--best and --step {step}: which one is meant? Leave one of them out")
     check_out_dir(out)
-    loaded = open_run_model(run, step=step)
+    loaded = open_run_model(run, device="cpu", step=step, best=best)
     with quiet_transformers():
         loaded.model.save_pretrained(out)
         loaded.tokenizer.save_pretrained(out)

@@ -4,39 +4,38 @@
 
     checkpoints/step_000010/manifest.json        size and BLAKE2 of every other file
                             state.json           progress, generators, configuration, versions
-                            tensors.safetensors  weights, optimizer, torch's generators
+                            tensors.safetensors  tensors among them
+                            actor/, critic/      what the engine of that role saved, rank by rank
 
-A checkpoint is written under another name, forced to disk and then renamed, so a run that is
-killed leaves the previous ones as they were. Loading compares every checksum first; a damaged
-checkpoint is named, and the newest sound one before it is used.
+A checkpoint is written in the background under another name, forced to disk and then renamed, so a
+run that is killed leaves the previous ones as they were. Loading compares every checksum first; a
+damaged checkpoint is named, and the newest sound one before it is used.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-import os
-import re
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
+from agentrl.dist.engine import PendingSave, TrainEngine
+from agentrl.dist.sharded_state import sync_to_disk
 from agentrl.errors import CheckpointError
+from agentrl.train.manifest import read_manifest, step_name, step_of, verify, write_manifest
+from agentrl.train.provenance import provenance
 from agentrl.train.rng_state import capture_rng
-from agentrl.train.state_file import read_state, write_state
+from agentrl.train.state_file import EncodedState, encode_state, read_state
 
 logger = logging.getLogger(__name__)
 
-MANIFEST_NAME = "manifest.json"
-FORMAT = 1
-_NAME = re.compile(r"step_(\d{6,})")
 _HIDDEN = (".writing-", ".deleting-")
 
 
@@ -45,9 +44,10 @@ class Checkpoint:
     """What a run is resumed from."""
 
     path: Path
+    """An engine of a role loads what it saved from :meth:`of_engine`."""
     step: int
-    engine: dict[str, Any]
-    """State of the training engine."""
+    score: float | None
+    """Success on held-out tasks at this step, where it was measured."""
     progress: dict[str, Any]
     """Where the run stands, as the trainer saved it."""
     rng: dict[str, Any]
@@ -59,83 +59,187 @@ class Checkpoint:
     damaged: list[str] = field(default_factory=list)
     """Newer checkpoints that were passed over, each with what is wrong with it."""
 
+    def of_engine(self, role: str) -> Path:
+        """Return where the engine of a role saved its state.
+
+        Raises:
+            CheckpointError: there was no such engine.
+        """
+        if not (self.path / role).is_dir():
+            raise CheckpointError(
+                f"the checkpoint {str(self.path)!r} has no state of the role {role!r}: the run "
+                "that saved it had none; resume it with the settings it began with"
+            )
+        return self.path / role
+
 
 class CheckpointStore:
     """The ``checkpoints`` directory of one run. One process writes; any may read.
 
+    One save at a time is under way: a second waits for it.
+
     Args:
-        directory: created at the first save.
+        directory: created at the first save; all ranks see it.
         config: resolved configuration of the run, stored with every checkpoint.
         keep_last: complete checkpoints to keep, at least 1.
+        keep_best: keep the one with the best score as well, however old.
     """
 
-    def __init__(self, directory: Path, *, config: Mapping[str, Any], keep_last: int = 2) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        config: Mapping[str, Any],
+        keep_last: int = 2,
+        keep_best: bool = True,
+    ) -> None:
         self.directory = directory
         self._config = dict(config)
         self._keep_last = max(keep_last, 1)
+        self._keep_best = keep_best
+        self._saving: Future[None] | None = None
 
     @classmethod
     def of_run(cls, run: Path) -> CheckpointStore:
         """Return the store of a run directory, to read from."""
         return cls(run / "checkpoints", config={})
 
+    # ------------------------------------------------------------------ writing
+
     def save(
         self,
         step: int,
-        engines: Mapping[str, Any],
+        engines: Mapping[str, TrainEngine],
         progress: Mapping[str, Any],
         *,
-        score: float | None = None,
+        score: float | None,
     ) -> None:
-        """Write a complete checkpoint, or none; then delete what is older than ``keep_last``.
+        """Begin to write a complete checkpoint, or none; returns once all state is copied.
+
+        When it is complete, what neither ``keep_last`` nor ``keep_best`` asks for is deleted.
+
+        Args:
+            engines: by role; each saves into a directory of that name.
+            progress: what else resuming needs.
+            score: success on held-out tasks, where it was measured at this step.
 
         Raises:
-            CheckpointError: it could not be written; earlier ones are intact.
+            CheckpointError: it, or the one before, could not be written; earlier ones are intact.
         """
-        state = {
-            "engine": engines["actor"].state_dict(),
-            "progress": progress,
-            "rng": capture_rng(),
-            "config": self._config,
-            "versions": _versions(),
-        }
-        target = self.directory / f"step_{step:06d}"
+        self.flush()
+        target = self.directory / step_name(step)
         writing = self.directory / f".writing-{target.name}-{uuid.uuid4().hex[:8]}"
-        try:
+        state = self._encode(target, progress)
+        with self._attempt(writing, target):
             self.directory.mkdir(parents=True, exist_ok=True)
             self._delete_leftovers()
             writing.mkdir()
-            _write_complete(writing, step, state)
-            self._put_in_place(writing, target)
-        except (OSError, SafetensorError) as error:
-            shutil.rmtree(writing, ignore_errors=True)
-            raise CheckpointError(
-                f"cannot write the checkpoint {str(target)!r}: {error}; earlier checkpoints are "
-                f"intact ({self._listed()}). Free disk space or make the directory writable, then "
-                "go on with --resume"
-            ) from error
+            pending = [_begin(engine, writing / role) for role, engine in engines.items()]
+        self._saving = _in_background(
+            lambda: self._complete(writing, target, pending, state, step=step, score=score)
+        )
+
+    def flush(self) -> None:
+        """Wait for what is being written.
+
+        Raises:
+            CheckpointError: it could not be; raised once.
+        """
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()
+
+    def _complete(
+        self,
+        writing: Path,
+        target: Path,
+        pending: list[PendingSave],
+        state: EncodedState,
+        *,
+        step: int,
+        score: float | None,
+    ) -> None:
+        with self._attempt(writing, target):
+            for save in pending:
+                save.wait()
+            state.write(writing)
+            write_manifest(writing, step=step, score=score)
+            if target.exists():  # of the same step: the run went back to an earlier one
+                self._hide_and_delete(target)
+            writing.rename(target)
+            sync_to_disk(self.directory)
+        self._delete_old(step)
+
+    def close(self) -> None:
+        """Wait for what is being written, and log where it could not be: for a run that ends."""
+        try:
+            self.flush()
+        except Exception as error:  # another one may be on its way out
+            logger.error("%s", error)
+
+    def _encode(self, target: Path, progress: Mapping[str, Any]) -> EncodedState:
+        """Copy what this process knows of the run."""
+        state = {
+            "progress": progress,
+            "rng": capture_rng(),
+            "config": self._config,
+            "versions": provenance(),
+        }
+        try:
+            return encode_state(state)
         except TypeError as error:
-            shutil.rmtree(writing, ignore_errors=True)
             raise CheckpointError(
                 f"cannot write the checkpoint {str(target)!r}: {error}. Its state holds something "
                 "that cannot be stored: mend the part that returned it from state_dict (under "
                 "/progress/feed/curriculum that is the curriculum). Earlier checkpoints are intact "
                 f"({self._listed()})"
             ) from error
-        self._delete_old()
 
-    def flush(self) -> None:
-        """Wait for what is being written: nothing, as saving waits."""
+    @contextmanager
+    def _attempt(self, writing: Path, target: Path) -> Iterator[None]:
+        """Leave nothing half-written where a part of a save fails, and say what to do."""
+        try:
+            yield
+        except BaseException as error:
+            shutil.rmtree(writing, ignore_errors=True)
+            if not isinstance(error, (OSError, SafetensorError, CheckpointError)):
+                raise
+            raise CheckpointError(
+                f"cannot write the checkpoint {str(target)!r}: {error}; earlier checkpoints are "
+                f"intact ({self._listed()}). Free disk space or make the directory writable, then "
+                "go on with --resume"
+            ) from error
 
     def _listed(self) -> str:
-        return ", ".join(f"step_{n:06d}" for n in self.steps()) or "none"
+        return ", ".join(map(step_name, self.steps())) or "none"
+
+    # ------------------------------------------------------------------ reading
 
     def steps(self) -> list[int]:
         """Return the steps that have a checkpoint, oldest first, without looking inside."""
         if not self.directory.is_dir():
             return []
-        names = (_NAME.fullmatch(path.name) for path in self.directory.iterdir())
-        return sorted(int(match.group(1)) for match in names if match)
+        found = (step_of(path.name) for path in self.directory.iterdir())
+        return sorted(step for step in found if step is not None)
+
+    def best_step(self, *, through: int | None = None) -> int | None:
+        """Return the step with the best score, the earliest of equals; None where none has one.
+
+        Args:
+            through: the last step to look at.
+        """
+        best: tuple[float, int] | None = None
+        for step in self.steps():
+            if through is not None and step > through:
+                break
+            try:
+                score = read_manifest(self.directory / step_name(step)).score
+            except CheckpointError as error:  # whoever loads it is told; here it has no score
+                logger.warning("%s", error)
+                continue
+            if score is not None and (best is None or score > best[0]):
+                best = (score, step)
+        return best[1] if best else None
 
     def load(self, step: int) -> Checkpoint:
         """Read one checkpoint after comparing all checksums.
@@ -143,7 +247,7 @@ class CheckpointStore:
         Raises:
             CheckpointError: it is missing or damaged; names the file.
         """
-        return load_checkpoint(self.directory / f"step_{step:06d}")
+        return load_checkpoint(self.directory / step_name(step))
 
     def load_latest(self) -> Checkpoint | None:
         """Read the newest sound checkpoint; None where there are none at all.
@@ -172,18 +276,21 @@ class CheckpointStore:
 
     # ------------------------------------------------------------------ files
 
-    def _put_in_place(self, writing: Path, target: Path) -> None:
-        if target.exists():  # of the same step: the run went back to an earlier one
-            self._hide_and_delete(target)
-        writing.rename(target)
-        _sync(self.directory)
+    def _delete_old(self, newest: int) -> None:
+        """Keep the last and the best up to ``newest``; later ones are of before the run went back.
 
-    def _delete_old(self) -> None:
-        for step in self.steps()[: -self._keep_last]:
-            try:
-                self._hide_and_delete(self.directory / f"step_{step:06d}")
-            except OSError as error:  # the run goes on: only space is lost
-                logger.warning("cannot delete the old checkpoint of step %d: %s", step, error)
+        Those are overwritten when the run comes to their steps.
+        """
+        steps = [step for step in self.steps() if step <= newest]
+        kept = set(steps[-self._keep_last :])
+        if self._keep_best and (best := self.best_step(through=newest)) is not None:
+            kept.add(best)
+        for step in steps:
+            if step not in kept:
+                try:
+                    self._hide_and_delete(self.directory / step_name(step))
+                except OSError as error:  # the run goes on: only space is lost
+                    logger.warning("cannot delete the old checkpoint of step %d: %s", step, error)
 
     def _hide_and_delete(self, path: Path) -> None:
         """Rename first: a half-deleted checkpoint must not be taken for a damaged one."""
@@ -204,13 +311,13 @@ def load_checkpoint(path: Path) -> Checkpoint:
     Raises:
         CheckpointError: it is missing or damaged; names the file.
     """
-    step = _verify(path)
+    manifest = verify(path)
     try:
         state = read_state(path)
         return Checkpoint(
             path=path,
-            step=step,
-            engine=state["engine"],
+            step=manifest.step,
+            score=manifest.score,
             progress=state["progress"],
             rng=state["rng"],
             config=state["config"],
@@ -222,76 +329,14 @@ def load_checkpoint(path: Path) -> Checkpoint:
         ) from error
 
 
-def _write_complete(directory: Path, step: int, state: Mapping[str, Any]) -> None:
-    files = write_state(directory, state)
-    manifest = {
-        "format": FORMAT,
-        "step": step,
-        "files": {
-            path.name: {"bytes": path.stat().st_size, "blake2b": _digest(path)} for path in files
-        },
-    }
-    manifest_path = directory / MANIFEST_NAME
-    manifest_path.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-    for path in (*files, manifest_path, directory):
-        _sync(path)
+def _begin(engine: TrainEngine, directory: Path) -> PendingSave:
+    directory.mkdir()
+    return engine.save(directory)
 
 
-def _verify(path: Path) -> int:
-    """Compare every file with the manifest; return the step."""
-    name = str(path)
-    manifest_path = path / MANIFEST_NAME
-    if not path.is_dir():
-        raise CheckpointError(f"there is no checkpoint {name!r}")
-    try:
-        manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
-        known, step, files = manifest["format"], int(manifest["step"]), dict(manifest["files"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"the checkpoint {name!r} is damaged: {MANIFEST_NAME}: {error}"
-        ) from error
-    if known != FORMAT:
-        raise CheckpointError(
-            f"the checkpoint {name!r} has format {known}, this version reads {FORMAT}; use the "
-            "version of agentrl that wrote it"
-        )
-    named = _NAME.fullmatch(path.name)
-    if named and int(named.group(1)) != step:
-        raise CheckpointError(f"the checkpoint {name!r} is damaged: it says it is of step {step}")
-    for file, facts in files.items():
-        if not (path / file).is_file():
-            raise CheckpointError(f"the checkpoint {name!r} is damaged: {file} is missing")
-        size = (path / file).stat().st_size
-        if size != facts["bytes"]:
-            raise CheckpointError(
-                f"the checkpoint {name!r} is damaged: {file} has {size} bytes, not {facts['bytes']}"
-            )
-        if _digest(path / file) != facts["blake2b"]:
-            raise CheckpointError(
-                f"the checkpoint {name!r} is damaged: the content of {file} has changed"
-            )
-    return step
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).hexdigest()
-
-
-def _sync(path: Path) -> None:
-    """Force a file, or the entries of a directory, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in ("agentrl", "torch", "transformers", "numpy"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:  # a checkout that was never installed
-            found[package] = "unknown"
-    return found
+def _in_background(work: Callable[[], None]) -> Future[None]:
+    """Run ``work`` in a thread that the end of the process waits for."""
+    executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+    future = executor.submit(work)
+    executor.shutdown(wait=False)
+    return future

@@ -60,6 +60,11 @@ class TrainerConfig:
     """Steps between checkpoints; the last step is always saved. 0 for the last only."""
     keep_last: int = 2
     """Newest checkpoints that are kept."""
+    keep_best: bool = True
+    """Keep also, however old, the checkpoint of the best success on the validation split, of those
+    that were saved at a step with an evaluation."""
+    grace_s: float = 30.0
+    """Seconds that a run has, once it is told to stop by SIGTERM, to save and end."""
     seed: int = 0
     """Decides the order of tasks, environments, sampling and mini-batches."""
     run_dir: str | None = None

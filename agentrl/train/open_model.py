@@ -12,6 +12,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from agentrl.dist.sharded_state import load_full
+from agentrl.dist.train_state import MODEL_PREFIX
 from agentrl.errors import CheckpointError
 from agentrl.model.load import LoadedModel, load_model, load_with_weights
 from agentrl.sandbox.base import SandboxProvider
@@ -69,17 +71,32 @@ def run_config_path(run: str) -> Path:
     return Path(run) / "config.yaml"
 
 
-def open_run_model(run: Path, *, device: str = "auto", step: int | None = None) -> LoadedModel:
-    """Return the policy of a run: of the checkpoint of ``step``, or of the newest sound one.
+def open_run_model(
+    run: Path, *, device: str = "auto", step: int | None = None, best: bool = False
+) -> LoadedModel:
+    """Return the policy of a run, of the newest sound checkpoint unless told otherwise.
+
+    Any number of ranks may have saved it.
+
+    Args:
+        step: take the checkpoint of this step.
+        best: take the one with the best success on held-out tasks.
 
     Raises:
         CheckpointError: there is none.
     """
     store = CheckpointStore.of_run(run)
+    if best and (step := store.best_step()) is None:
+        raise CheckpointError(
+            f"no checkpoint of the run {str(run)!r} was measured on held-out tasks, so none is the "
+            "best; take the newest, or one with --step, and let trainer.save_every and "
+            "trainer.eval_every meet in the next run"
+        )
     checkpoint = store.load_latest() if step is None else store.load(step)
     if checkpoint is None:
         raise CheckpointError(f"the run {str(run)!r} has no checkpoint yet: nothing to load")
-    loaded = load_with_weights(run / MODEL_FOLDER, checkpoint.engine["model"], device=device)
+    weights = load_full(checkpoint.of_engine("actor"), prefix=MODEL_PREFIX)
+    loaded = load_with_weights(run / MODEL_FOLDER, weights, device=device)
     return replace(loaded, source=f"{run} step {checkpoint.step}")
 
 

@@ -23,9 +23,13 @@ def changed_settings(
     return {
         key: (before.get(key), after.get(key))
         for key in sorted(before.keys() | after.keys())
-        if not _same(before.get(key), after.get(key))
-        and not any(key == name or (name.endswith(".") and key.startswith(name)) for name in free)
+        if not _same(before.get(key), after.get(key)) and not is_among(key, free)
     }
+
+
+def is_among(key: str, names: tuple[str, ...]) -> bool:
+    """Whether a dotted key is one of ``names``, or begins with one of them that ends in a dot."""
+    return any(key == name or (name.endswith(".") and key.startswith(name)) for name in names)
 
 
 def refuse_changed_settings(

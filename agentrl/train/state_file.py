@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +21,35 @@ TENSORS_NAME = "tensors.safetensors"
 _MARK = "tensor://"
 
 
-def write_state(directory: Path, state: Mapping[str, Any]) -> list[Path]:
-    """Write ``state`` into an existing directory; returns the files.
+@dataclass(slots=True, kw_only=True, frozen=True)
+class EncodedState:
+    """A copy of a state, ready to be written."""
+
+    text: str
+    tensors: Mapping[str, Tensor]
+
+    def write(self, directory: Path) -> None:
+        """Write the state into an existing directory.
+
+        Raises:
+            OSError, SafetensorError: the files cannot be written.
+        """
+        (directory / JSON_NAME).write_text(self.text, encoding="utf-8")
+        save_file(dict(self.tensors), directory / TENSORS_NAME)
+
+
+def encode_state(state: Mapping[str, Any]) -> EncodedState:
+    """Copy ``state``: what changes in it afterwards is not written.
 
     Raises:
-        OSError, SafetensorError: the files cannot be written.
         TypeError: a value that cannot be stored; says where in the state it stands.
     """
     text, tensors = _encode(state)
-    json_path, tensors_path = directory / JSON_NAME, directory / TENSORS_NAME
-    json_path.write_text(text, encoding="utf-8")
-    save_file(tensors, tensors_path)
-    return [json_path, tensors_path]
+    return EncodedState(text=text, tensors=tensors)
 
 
 def check_storable(state: Mapping[str, Any]) -> None:
-    """Refuse what :func:`write_state` could not write; writes nothing.
+    """Refuse what :func:`encode_state` could not encode; keeps nothing.
 
     Raises:
         TypeError: a value that cannot be stored; says where in the state it stands.
@@ -58,7 +72,7 @@ def _encode(state: Mapping[str, Any]) -> tuple[str, dict[str, Tensor]]:
 
 
 def read_state(directory: Path) -> dict[str, Any]:
-    """Undo :func:`write_state`; tensors come on the CPU.
+    """Undo :meth:`EncodedState.write`; tensors come on the CPU.
 
     Raises:
         OSError, ValueError, SafetensorError: the files are missing or damaged.

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.train.state_file import read_state, write_state
+from agentrl.train.state_file import encode_state, read_state
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -24,7 +24,7 @@ def test_plain_values_come_back_exactly(
     tmp_path_factory: pytest.TempPathFactory, value: Any
 ) -> None:
     directory = tmp_path_factory.mktemp("state")
-    write_state(directory, {"value": value})
+    encode_state({"value": value}).write(directory)
     back = read_state(directory)["value"]
     assert back == value
     if isinstance(value, float):
@@ -42,7 +42,7 @@ def test_tensors_of_every_kind_come_back_bit_for_bit(tmp_path: Path) -> None:
         "rng": torch.get_rng_state(),
         "mask": torch.tensor([True, False]),
     }
-    write_state(tmp_path, state)
+    encode_state(state).write(tmp_path)
     back = read_state(tmp_path)
 
     def same(one: Any, other: Any) -> bool:
@@ -63,14 +63,14 @@ def test_tensors_of_every_kind_come_back_bit_for_bit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [(1, 2), {1: 2}, object(), b"x", "tensor://a"])
 def test_what_cannot_be_stored_exactly_is_refused(tmp_path: Path, value: Any) -> None:
     with pytest.raises(TypeError):
-        write_state(tmp_path, {"value": value})
+        encode_state({"value": value}).write(tmp_path)
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
-    write_state(tmp_path, {"weight": torch.zeros(2)})
+    encode_state({"weight": torch.zeros(2)}).write(tmp_path)
     other = tmp_path / "other"
     other.mkdir()
-    write_state(other, {})
+    encode_state({}).write(other)
     (other / "tensors.safetensors").rename(tmp_path / "tensors.safetensors")
     with pytest.raises(ValueError, match="/weight"):
         read_state(tmp_path)
