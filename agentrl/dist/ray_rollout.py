@@ -1,0 +1,141 @@
+"""Rollout workers as Ray actors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    ObjectLostError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
+
+from agentrl.dist.rollout_worker import OpenHost, ProcessSetup, RolloutWorker
+from agentrl.dist.weight_sync.shipment import ServedWeights, Shipment
+from agentrl.errors import AgentRLError, WorkerError, WorkerLost
+from agentrl.rollout.tasks import Dispatch
+from agentrl.types import TrajectoryGroup
+
+CLOSE_TIMEOUT_S = 30.0
+"""For a worker to close environments, tools and sandboxes before its process is ended."""
+_GONE = (ActorDiedError, ActorUnavailableError, ObjectLostError, WorkerCrashedError)
+_SPARE_CALLS = 16
+"""Calls beside groups that an actor takes at once: loading, closing."""
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class RolloutResources:
+    """What Ray reserves for one rollout worker, and how much it plays."""
+
+    cpus: float
+    gpus: float
+    max_groups: int
+
+
+def ray_spawner(
+    open_host: OpenHost, setup: ProcessSetup, resources: RolloutResources
+) -> Callable[[int], RayRolloutHandle]:
+    """Return what starts rollout workers on the cluster this process is connected to.
+
+    Args:
+        open_host: called in each worker's process; stored once for all of them.
+        setup: what their processes take over from this one.
+    """
+    stored = ray.put(open_host)
+    # Copied by Ray to every node: there the driver's own directory need not exist.
+    copied = "working_dir" in (ray.get_runtime_context().runtime_env or {})
+    actor = ray.remote(RolloutWorker).options(
+        num_cpus=resources.cpus,
+        num_gpus=resources.gpus,
+        max_concurrency=resources.max_groups + _SPARE_CALLS,
+        scheduling_strategy="SPREAD",
+    )
+
+    def spawn(index: int) -> RayRolloutHandle:
+        return RayRolloutHandle(actor.remote(stored, setup, may_stay=copied), index=index)
+
+    return spawn
+
+
+class RayRolloutHandle:
+    """A :class:`~agentrl.dist.rollout_pool.RolloutHandle` to an actor.
+
+    Raises:
+        AgentRLError: what the worker raised; a note on it holds the worker's traceback.
+        WorkerError: the worker raised another error.
+        WorkerLost: its process is gone.
+    """
+
+    def __init__(self, actor: Any, *, index: int) -> None:
+        self._actor = actor
+        self._label = f"rollout worker {index}"
+        self._closed = False
+
+    async def start(self) -> dict[str, str]:
+        """Open the worker."""
+        return await self._call(self._actor.start.remote())
+
+    async def run_group(self, purpose: str, dispatch: Dispatch) -> TrajectoryGroup:
+        """Sample one prompt; arrays of a large group lie in the object store, read-only."""
+        return await self._call(self._actor.run_group.remote(purpose, dispatch))
+
+    async def load(self, shipment: Shipment) -> ServedWeights:
+        """Fetch the buckets to the worker's node and load them."""
+        # As arguments of their own they are there, and mapped, before the method runs.
+        return await self._call(self._actor.load.remote(shipment.version, *shipment.buckets))
+
+    async def sleep(self) -> None:
+        """Give the device away."""
+        await self._call(self._actor.sleep.remote())
+
+    async def wake(self) -> None:
+        """Undo :meth:`sleep`."""
+        await self._call(self._actor.wake.remote())
+
+    async def close(self) -> None:
+        """Close what the worker holds, then end its process, closed or not."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._call(self._actor.close.remote())
+        except (AgentRLError, TimeoutError):
+            pass  # it is gone, or hangs: what follows ends it
+        finally:
+            ray.kill(self._actor, no_restart=True)
+
+    async def _call(self, reference: Any) -> Any:
+        answer = asyncio.wrap_future(reference.future())
+        try:
+            return await asyncio.shield(answer)
+        except asyncio.CancelledError:
+            ray.cancel(reference)  # episodes close environments and tools under their own deadlines
+            await asyncio.wait([answer], timeout=CLOSE_TIMEOUT_S)
+            if answer.done() and not answer.cancelled():
+                answer.exception()  # has been looked at
+            raise
+        except _GONE as error:
+            raise WorkerLost(f"{self._label}: its process is gone ({_line(error)})") from error
+        except RayTaskError as error:
+            raise self._raised(error) from None
+        except RayError as error:
+            raise WorkerError(f"{self._label}: {type(error).__name__}: {_line(error)}") from error
+
+    def _raised(self, error: RayTaskError) -> AgentRLError:
+        cause = error.cause
+        if not isinstance(cause, AgentRLError):
+            return WorkerError(f"{self._label} raised {error.traceback_str}")
+        cause.add_note(f"in {self._label}:\n{error.traceback_str}")
+        return cause
+
+
+def _line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")

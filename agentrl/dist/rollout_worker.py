@@ -1,0 +1,194 @@
+"""A process that plays episodes: engine, environments, tools and sandboxes, behind one object.
+
+:class:`RolloutWorker` is what runs inside an actor. It knows no Ray:
+:mod:`agentrl.dist.ray_rollout` makes actors of it, :mod:`agentrl.dist.rollout_pool` chooses among
+them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from agentrl.dist.weight_sync.buckets import Bucket, unpack
+from agentrl.dist.weight_sync.checksum import checksums
+from agentrl.dist.weight_sync.shipment import ServedWeights
+from agentrl.errors import ConfigError, EngineError, TrainingError
+from agentrl.rollout.engine import RolloutEngine
+from agentrl.rollout.tasks import Dispatch
+from agentrl.types import TrajectoryGroup
+
+
+class RolloutHost(Protocol):
+    """What plays: an engine, and everything else that an episode needs."""
+
+    @property
+    def engine(self) -> RolloutEngine:
+        """What is sampled."""
+        ...
+
+    async def run_group(self, purpose: str, dispatch: Dispatch) -> TrajectoryGroup:
+        """Sample one prompt; failures inside are data.
+
+        Args:
+            purpose: ``train``, or the name of an evaluation.
+        """
+        ...
+
+
+OpenHost = Callable[[], AbstractAsyncContextManager[RolloutHost]]
+"""Can be pickled: it is called in the worker's process."""
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class ProcessSetup:
+    """What a worker's process takes over from the driver, so that names mean the same there."""
+
+    working_dir: str
+    """Relative paths (``./env.py:Env``, data files, tool specs) start here."""
+    import_paths: tuple[str, ...]
+    num_threads: int = 0
+    """Of torch; 0 leaves what the process was started with."""
+
+    @classmethod
+    def of_this_process(cls, *, num_threads: int = 0) -> ProcessSetup:
+        """Describe the driver."""
+        return cls(
+            working_dir=os.getcwd(),
+            import_paths=tuple(os.path.abspath(path) for path in sys.path),
+            num_threads=num_threads,
+        )
+
+    def apply(self, *, may_stay: bool = False) -> None:
+        """Make this process resolve names as the driver does.
+
+        Args:
+            may_stay: keep the present working directory where the driver's does not exist here.
+
+        Raises:
+            ConfigError: the driver's working directory does not exist on this machine.
+        """
+        if Path(self.working_dir).is_dir():
+            os.chdir(self.working_dir)
+        elif not may_stay:
+            raise ConfigError(
+                f"the working directory {self.working_dir!r} of the driver does not exist on "
+                f"{socket.gethostname()}: put it on a file system that all nodes mount, or let Ray "
+                "copy it with cluster.runtime_env.working_dir=."
+            )
+        known = set(sys.path)
+        sys.path.extend(path for path in self.import_paths if path not in known)
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        if self.num_threads:
+            import torch
+
+            torch.set_num_threads(self.num_threads)
+
+
+class RolloutWorker:
+    """Plays groups with the weights it was given last.
+
+    Args:
+        open_host: opens what plays, in this process.
+        setup: applied before anything else is imported.
+        may_stay: see :meth:`ProcessSetup.apply`.
+    """
+
+    def __init__(self, open_host: OpenHost, setup: ProcessSetup, *, may_stay: bool = False) -> None:
+        setup.apply(may_stay=may_stay)
+        self._open_host = open_host
+        self._host: RolloutHost | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._leave = asyncio.Event()
+        self._has_weights = False
+
+    async def start(self) -> dict[str, str]:
+        """Open everything; returns name -> dtype of the weights that are served.
+
+        Raises:
+            AgentRLError: whatever of it cannot be used.
+        """
+        ready: asyncio.Future[RolloutHost] = asyncio.get_running_loop().create_future()
+        self._serving = asyncio.create_task(self._serve(ready), name="rollout-host")
+        self._host = await ready
+        return {
+            name: str(value.dtype).removeprefix("torch.")
+            for name, value in self._host.engine.named_weights()
+        }
+
+    async def _serve(self, ready: asyncio.Future[RolloutHost]) -> None:
+        """Hold the host open: one task enters and leaves it."""
+        try:
+            async with self._open_host() as host:
+                ready.set_result(host)
+                await self._leave.wait()
+        except BaseException as error:
+            if ready.done():
+                raise
+            ready.set_exception(error)
+
+    async def run_group(self, purpose: str, dispatch: Dispatch) -> TrajectoryGroup:
+        """Sample one prompt.
+
+        Raises:
+            EngineError: no weights have been loaded yet.
+            AgentRLError: what must end the run; failures of episodes are data.
+        """
+        if not self._has_weights:
+            raise EngineError("a rollout worker was asked to sample before it had any weights")
+        try:
+            return await self._started().run_group(purpose, dispatch)
+        except BaseExceptionGroup as error:  # of a task group: the first one says what happened
+            raise _first(error) from error
+        except (SystemExit, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
+                raise
+            raise TrainingError(  # an exit would take the process, and its other groups, along
+                f"the group of task {dispatch.task.id!r} ended with "
+                f"{type(error).__name__}({error}), which nothing asked for: look for sys.exit or a "
+                "cancellation in the environment or reward"
+            ) from error
+
+    async def load(self, version: int, *buckets: Bucket) -> ServedWeights:
+        """Take over weights in place, once no request is unfinished, and say what is served.
+
+        Raises:
+            EngineError: a tensor is missing, unknown, of another shape, or not finite.
+        """
+        engine = self._started().engine
+        await engine.update_weights(unpack(buckets), version)
+        self._has_weights = True
+        return ServedWeights(version=engine.policy_version, sums=checksums(engine.named_weights()))
+
+    async def sleep(self) -> None:
+        """Give the device to the training engine."""
+        await self._started().engine.sleep()
+
+    async def wake(self) -> None:
+        """Undo :meth:`sleep`."""
+        await self._started().engine.wake()
+
+    async def close(self) -> None:
+        """Close environments, tools, sandboxes and the engine. Idempotent."""
+        self._leave.set()
+        if self._serving is not None:
+            await asyncio.gather(self._serving, return_exceptions=True)
+
+    def _started(self) -> RolloutHost:
+        if self._host is None:
+            raise EngineError("the rollout worker is not started; await start() first")
+        return self._host
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,289 @@
+"""Groups go to the least loaded worker; a lost worker costs time, never a group or a wrong one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from agentrl.dist.rollout_pool import RolloutPool
+from agentrl.dist.weight_sync.shipment import ServedWeights, Shipment
+from agentrl.errors import ConfigError, EngineError, TrainingError, WorkerLost, WorkerTimeout
+from agentrl.rollout.tasks import Dispatch
+from agentrl.types import Task, TrajectoryGroup
+
+pytestmark = pytest.mark.timeout(30)
+
+
+class Fake:
+    """A worker that plays when it is let to, and dies when it is told to."""
+
+    def __init__(self, index: int, serial: int) -> None:
+        self.index, self.serial = index, serial
+        self.playing: list[int] = []
+        self.version: int | None = None
+        self.asleep = self.closed = False
+        self.go = asyncio.Event()
+        self.dead = asyncio.Event()
+        self.start_error: Exception | None = None
+        self.play_error: Exception | None = None
+        self.corrupt = 0
+        self.stuck = False
+
+    async def start(self) -> dict[str, str]:
+        if self.stuck:
+            await asyncio.Event().wait()
+        if self.start_error:
+            raise self.start_error
+        return {"w": "float32"}
+
+    async def run_group(self, purpose: str, dispatch: Dispatch) -> TrajectoryGroup:
+        self.playing.append(dispatch.index)
+        ended = [asyncio.ensure_future(event.wait()) for event in (self.go, self.dead)]
+        try:
+            await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in ended:
+                task.cancel()
+        if self.dead.is_set():
+            raise WorkerLost(f"worker {self.index} is gone")
+        if self.play_error:
+            raise self.play_error
+        assert self.version is not None
+        return TrajectoryGroup(
+            id=f"{purpose}-{dispatch.index}",
+            task=dispatch.task,
+            env_id="echo",
+            trajectories=[],
+            policy_version=self.version,
+            index=dispatch.index,
+        )
+
+    async def load(self, shipment: Shipment) -> ServedWeights:
+        if self.stuck:
+            await asyncio.Event().wait()
+        if self.dead.is_set():
+            raise WorkerLost(f"worker {self.index} is gone")
+        self.version = shipment.version
+        sums = {name: value + self.corrupt for name, value in shipment.sums.items()}
+        return ServedWeights(version=shipment.version, sums=sums)
+
+    async def sleep(self) -> None:
+        self.asleep = True
+
+    async def wake(self) -> None:
+        self.asleep = False
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Crew:
+    """Makes the workers of a pool, and remembers them in order."""
+
+    def __init__(self) -> None:
+        self.made: list[Fake] = []
+        self.prepare = lambda worker: None
+
+    def spawn(self, index: int) -> Fake:
+        worker = Fake(index, len(self.made))
+        self.prepare(worker)
+        self.made.append(worker)
+        return worker
+
+    def pool(self, num_workers: int = 2, **changes: Any) -> RolloutPool:
+        given = {"max_groups": 100, "max_restarts": 2, "start_timeout_s": 5.0} | changes
+        return RolloutPool(self.spawn, num_workers=num_workers, **given)
+
+
+def dispatch(index: int) -> Dispatch:
+    return Dispatch(index=index, epoch=0, task=Task(id=f"t{index}", data={}))
+
+
+def shipment(version: int) -> Shipment:
+    return Shipment(version=version, buckets=(), sums={"w": 7}, num_bytes=4)
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(main)
+
+
+def test_groups_go_to_the_least_loaded_worker_up_to_its_limit() -> None:
+    async def main() -> None:
+        crew = Crew()
+        pool = crew.pool(max_groups=2)
+        await pool.start()
+        await pool.load(shipment(0), timeout_s=5)
+        groups = [asyncio.ensure_future(pool.run_group("train", dispatch(i))) for i in range(6)]
+        await settle()
+        assert [worker.playing for worker in crew.made] == [[0, 2], [1, 3]]  # 4 and 5 wait
+        crew.made[1].go.set()
+        await settle()
+        assert crew.made[0].playing == [0, 2] and sorted(crew.made[1].playing) == [1, 3, 4, 5]
+        crew.made[0].go.set()
+        assert [group.index for group in await asyncio.gather(*groups)] == list(range(6))
+        await pool.close()
+        assert all(worker.closed for worker in crew.made)
+
+    run(main())
+
+
+def test_the_groups_of_a_lost_worker_are_played_elsewhere_and_it_is_replaced() -> None:
+    async def main() -> None:
+        crew = Crew()
+        pool = crew.pool()
+        await pool.start()
+        await pool.load(shipment(4), timeout_s=5)
+        groups = [asyncio.ensure_future(pool.run_group("train", dispatch(i))) for i in range(4)]
+        await settle()
+        crew.made[0].dead.set()
+        await settle()
+        assert pool.num_restarts == 1 and pool.num_replayed == 2
+        assert len(crew.made) == 3 and crew.made[0].closed
+        assert crew.made[2].index == 0 and crew.made[2].version == 4, "it has the current weights"
+        for worker in crew.made:
+            worker.go.set()
+        assert [group.index for group in await asyncio.gather(*groups)] == list(range(4))
+        await pool.load(shipment(5), timeout_s=5)
+        assert [worker.version for worker in crew.made] == [4, 5, 5]
+        await pool.close()
+
+    run(main())
+
+
+def test_a_worker_that_is_lost_while_it_loads_comes_back_with_those_weights() -> None:
+    async def main() -> None:
+        crew = Crew()
+        pool = crew.pool()
+        await pool.start()
+        crew.made[1].dead.set()
+        await pool.load(shipment(1), timeout_s=5)
+        await settle()
+        assert pool.num_restarts == 1
+        assert [worker.version for worker in crew.made] == [1, None, 1]
+        await pool.close()
+
+    run(main())
+
+
+def test_a_replacement_sleeps_while_training_has_the_device() -> None:
+    async def main() -> None:
+        crew = Crew()
+        pool = crew.pool(1)
+        await pool.start()
+        await pool.load(shipment(1), timeout_s=5)
+        crew.made[0].dead.set()
+        group = asyncio.ensure_future(pool.run_group("train", dispatch(0)))
+        await pool.sleep()
+        await settle()
+        assert crew.made[1].asleep
+        await pool.wake()
+        assert not crew.made[1].asleep
+        crew.made[1].go.set()
+        assert (await group).policy_version == 1
+        await pool.close()
+
+    run(main())
+
+
+def test_too_many_lost_workers_end_the_run_for_everyone_who_waits() -> None:
+    async def main() -> None:
+        crew = Crew()
+        pool = crew.pool(1, max_restarts=2)
+        crew.prepare = lambda worker: worker.dead.set()
+        await pool.start()
+        results = await asyncio.gather(
+            *(pool.run_group("train", dispatch(i)) for i in range(5)), return_exceptions=True
+        )
+        assert all(isinstance(result, WorkerLost) for result in results)
+        assert "cluster.max_restarts=2" in str(results[0]) and "resumed" in str(results[0])
+        assert len(crew.made) == 3 and pool.num_restarts == 2
+        with pytest.raises(WorkerLost):
+            await pool.load(shipment(1), timeout_s=5)
+        await pool.close()
+        assert all(worker.closed for worker in crew.made)
+
+    run(main())
+
+
+def test_a_replacement_that_cannot_be_opened_ends_the_run() -> None:
+    async def main() -> None:
+        crew = Crew()
+        pool = crew.pool(1)
+        await pool.start()
+
+        def fail(worker: Fake) -> None:
+            worker.start_error = ConfigError("the sandbox is gone")
+
+        crew.prepare = fail
+        crew.made[0].dead.set()
+        with pytest.raises(ConfigError, match="the sandbox is gone"):
+            await pool.run_group("train", dispatch(0))
+        await pool.close()
+
+    run(main())
+
+
+def test_a_start_that_fails_closes_the_others() -> None:
+    async def main() -> None:
+        crew = Crew()
+
+        def second(worker: Fake) -> None:
+            worker.start_error = ConfigError("no such environment") if worker.index else None
+
+        crew.prepare = second
+        with pytest.raises(ConfigError, match="no such environment"):
+            await crew.pool().start()
+        assert all(worker.closed for worker in crew.made)
+
+    run(main())
+
+
+def test_a_worker_that_never_opens_is_named_with_the_setting() -> None:
+    async def main() -> None:
+        crew = Crew()
+        crew.prepare = lambda worker: setattr(worker, "stuck", worker.index == 1)
+        with pytest.raises(WorkerTimeout, match="rollout worker 1 did not open.*start_timeout_s"):
+            await crew.pool(start_timeout_s=0.05).start()
+        assert all(worker.closed for worker in crew.made)
+
+    run(main())
+
+
+@pytest.mark.parametrize(("corrupt", "stuck"), [(1, False), (0, True)])
+def test_wrong_or_missing_weights_are_an_error_of_the_sync(corrupt: int, stuck: bool) -> None:
+    async def main() -> None:
+        crew = Crew()
+        pool = crew.pool()
+        await pool.start()
+        crew.made[1].corrupt, crew.made[1].stuck = corrupt, stuck
+        message = "weight_sync.timeout_s" if stuck else "scrambled policy.*rollout worker 1"
+        with pytest.raises(EngineError, match=message):
+            await pool.load(shipment(2), timeout_s=0.05)
+        await pool.close()
+
+    run(main())
+
+
+def test_what_ends_a_run_comes_out_of_the_call() -> None:
+    async def main() -> None:
+        crew = Crew()
+        pool = crew.pool(1)
+        await pool.start()
+        crew.made[0].play_error = TrainingError("fail_fast")
+        crew.made[0].go.set()
+        with pytest.raises(TrainingError, match="fail_fast"):
+            await pool.run_group("train", dispatch(0))
+        assert pool.num_restarts == 0
+        await pool.close()
+        with pytest.raises(EngineError, match="closed"):
+            await pool.run_group("train", dispatch(1))
+
+    run(main())
