@@ -165,10 +165,10 @@ def _resolve(path: str) -> _Source:
         raise ModelError(f"{path!r} is a file; model.path takes a directory or a .gguf file")
     if local.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
         raise ModelError(f"no such directory: {path!r}; a hub id looks like 'owner/name'")
-    return _Source(path, cached_only=not _hub_answers())
+    return _Source(path, cached_only=not hub_answers())
 
 
-def _hub_answers() -> bool:
+def hub_answers() -> bool:
     """Ask once, with a deadline; the hub's own client would retry for half a minute."""
     if huggingface_hub.constants.HF_HUB_OFFLINE:
         return False

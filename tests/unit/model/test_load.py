@@ -158,7 +158,7 @@ def test_paths_that_hold_no_model_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_hub_id_without_a_network_says_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "_hub_answers", lambda: False)
+    monkeypatch.setattr(load, "hub_answers", lambda: False)
     with pytest.raises(ModelError, match="'owner/model'.*hub cannot be reached.*model.path=tiny"):
         load_model("owner/model", device="cpu")
 
@@ -166,7 +166,7 @@ def test_a_hub_id_without_a_network_says_so_at_once(monkeypatch: pytest.MonkeyPa
 def test_an_unknown_host_is_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load.huggingface_hub.constants, "ENDPOINT", "https://hub.invalid")
     monkeypatch.setattr(load.urllib.request, "getproxies", dict)
-    assert not load._hub_answers()
+    assert not load.hub_answers()
 
 
 # ------------------------------------------------------------------ gguf
