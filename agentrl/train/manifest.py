@@ -20,6 +20,7 @@ FORMAT = 2
 """1: the state of one process in one file."""
 _NAME = re.compile(r"step_(\d{6,})")
 _NUM_HASHING_THREADS = 8
+_OWN_DIGEST = "blake2b"
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -52,8 +53,9 @@ def write_manifest(directory: Path, *, step: int, score: float | None) -> None:
     """
     files = _facts_of(directory, _files_below(directory))
     manifest = {"format": FORMAT, "step": step, "score": score, "files": files}
+    signed = manifest | {_OWN_DIGEST: _digest_of_manifest(manifest)}
     path = directory / MANIFEST_NAME
-    path.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    path.write_text(json.dumps(signed, indent=1), encoding="utf-8")
     folders = {(directory / name).parent for name in files} | {directory}
     for written in (*(directory / name for name in files), path, *folders):
         sync_to_disk(written)
@@ -72,7 +74,9 @@ def read_manifest(directory: Path) -> Manifest:
         found = json.loads((directory / MANIFEST_NAME).read_text(encoding="utf-8"))
         known = found["format"]
         if known != FORMAT:
-            raise CheckpointError(_other_format(name, known))
+            raise _other_format(name, known)
+        if found.pop(_OWN_DIGEST) != _digest_of_manifest(found):
+            raise ValueError("its content has changed")
         score = None if found["score"] is None else float(found["score"])
         files = {file: dict(facts) for file, facts in found["files"].items()}
         manifest = Manifest(step=int(found["step"]), score=score, files=files)
@@ -125,6 +129,11 @@ def _facts_of(directory: Path, files: Mapping[str, Any] | list[str]) -> dict[str
             file: {"bytes": (directory / file).stat().st_size, "blake2b": digest}
             for file, digest in zip(files, digests, strict=True)
         }
+
+
+def _digest_of_manifest(manifest: Mapping[str, Any]) -> str:
+    """Of all but this digest itself, in any layout of the text."""
+    return hashlib.blake2b(json.dumps(manifest).encode(), digest_size=32).hexdigest()
 
 
 def _digest(path: Path) -> str:
