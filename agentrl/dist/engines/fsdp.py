@@ -19,14 +19,14 @@ from transformers.utils import logging
 from agentrl.batch import Batch
 from agentrl.dist.config import EngineConfig
 from agentrl.dist.determinism import require_deterministic_kernels
-from agentrl.dist.engine import LossFn
+from agentrl.dist.engine import LossFn, PendingSave
 from agentrl.dist.inference import autocast, infer_batch
 from agentrl.dist.micro_batch import micro_batches
-from agentrl.dist.optimizer import build_adamw, load_optimizer_state, optimizer_state
+from agentrl.dist.optimizer import build_adamw
 from agentrl.dist.ranks import Ranks
 from agentrl.dist.schedule import learning_rate
 from agentrl.dist.scoring import TokenScorer
-from agentrl.errors import CheckpointError
+from agentrl.dist.train_state import TrainState
 
 
 class FSDPEngine:
@@ -139,36 +139,27 @@ class FSDPEngine:
                 seen.add(id(value))
                 yield name, value.detach()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return a copy, on the CPU, of everything that resuming needs."""
-        rng: dict[str, Any] = {"cpu": torch.get_rng_state()}
-        if self.model.device.type == "cuda":
-            rng["cuda"] = torch.cuda.get_rng_state(self.model.device)
-        return {
-            "model": {name: value.to("cpu", copy=True) for name, value in self.export_params()},
-            "optimizer": optimizer_state(self._optimizer, self.model),
-            "num_updates": self.num_updates,
-            "num_skipped": self.num_skipped,
-            "rng": rng,
-        }
+    def save(self, directory: Path) -> PendingSave:
+        """Begin to write all that resuming needs; see ``TrainEngine.save``."""
+        counters = {"num_updates": self.num_updates, "num_skipped": self.num_skipped}
+        return self._state().save(directory, counters)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Undo :meth:`state_dict`, bit for bit.
+    def load(self, directory: Path) -> None:
+        """Undo :meth:`save`, bit for bit; see ``TrainEngine.load``.
 
         Raises:
-            CheckpointError: the state belongs to another model.
+            CheckpointError: the state belongs to another model, or is not complete.
         """
-        own = dict(self.export_params())
-        _check_same_tensors(own, state["model"])
-        with torch.no_grad():
-            for name, value in own.items():
-                value.copy_(state["model"][name])
-        load_optimizer_state(self._optimizer, self.model, state["optimizer"])
-        self.num_updates = int(state["num_updates"])
-        self.num_skipped = int(state["num_skipped"])
-        torch.set_rng_state(state["rng"]["cpu"])
-        if self.model.device.type == "cuda" and "cuda" in state["rng"]:
-            torch.cuda.set_rng_state(state["rng"]["cuda"], self.model.device)
+        counters = self._state().load(directory)
+        self.num_updates, self.num_skipped = counters["num_updates"], counters["num_skipped"]
+
+    def _state(self) -> TrainState:
+        return TrainState(
+            model=dict(self.export_params()),
+            parameters=dict(self.model.named_parameters()),
+            optimizer=self._optimizer,
+            device=self.model.device,
+        )
 
     def export_pretrained(self, directory: Path) -> None:
         """Write weights, configuration and tokenizer as transformers loads them."""
@@ -220,18 +211,3 @@ def _merge(total: dict[str, float], found: Mapping[str, float]) -> None:
             total[name] = max(total.get(name, value), value)
         else:
             total[name] = total.get(name, 0.0) + value
-
-
-def _check_same_tensors(own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
-    if own.keys() != saved.keys():
-        missing, unknown = sorted(own.keys() - saved.keys()), sorted(saved.keys() - own.keys())
-        raise CheckpointError(
-            f"the checkpoint belongs to another model: it lacks {missing[:3]} "
-            f"({len(missing)} in all) and has unknown {unknown[:3]} ({len(unknown)} in all)"
-        )
-    for name, value in own.items():
-        if saved[name].shape != value.shape or saved[name].dtype != value.dtype:
-            raise CheckpointError(
-                f"the checkpoint belongs to another model: {name!r} is {saved[name].dtype} "
-                f"{tuple(saved[name].shape)}, the model's is {value.dtype} {tuple(value.shape)}"
-            )
