@@ -158,6 +158,7 @@ class FSDPEngine:
             model=dict(self.export_params()),
             parameters=dict(self.model.named_parameters()),
             optimizer=self._optimizer,
+            rank=self.ranks.rank,
             device=self.model.device,
         )
 
