@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from safetensors.torch import save_file
@@ -33,6 +33,7 @@ _ADAPTER = "default"  # peft's name of the only adapter there is
 _BASE = ".base_layer."
 _A, _B = "lora_A", "lora_B"
 _MAX_NAMES = 12
+_Linear: TypeAlias = nn.Linear | Conv1D
 
 
 class Adapters:
@@ -190,10 +191,10 @@ def _touched(name: str) -> bool:
     return _BASE in name or is_adapter(name)
 
 
-def _chosen_layers(model: Any, config: LoraConfig) -> dict[str, nn.Module]:
+def _chosen_layers(model: Any, config: LoraConfig) -> dict[str, _Linear]:
     """Return the layers that get adapters: linear ones, but not the output embedding."""
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    linear = {
+    linear: dict[str, _Linear] = {
         name: module
         for name, module in model.named_modules()
         if isinstance(module, (nn.Linear, Conv1D))
@@ -223,7 +224,7 @@ def _chosen_layers(model: Any, config: LoraConfig) -> dict[str, nn.Module]:
     return chosen
 
 
-def _refuse_rank(config: LoraConfig, chosen: dict[str, nn.Module]) -> None:
+def _refuse_rank(config: LoraConfig, chosen: dict[str, _Linear]) -> None:
     largest = max(min(module.weight.shape) for module in chosen.values())
     if config.rank > largest:
         raise ConfigError(
@@ -243,7 +244,7 @@ def _shortest(model: nn.Module, chosen: set[str]) -> list[str]:
 
 
 def _peft_config(
-    config: LoraConfig, model: nn.Module, chosen: dict[str, nn.Module], source: str
+    config: LoraConfig, model: nn.Module, chosen: dict[str, _Linear], source: str
 ) -> Any:
     try:
         import peft

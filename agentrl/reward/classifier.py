@@ -1,4 +1,7 @@
-"""A sequence-classification model of transformers as a reward model, in this process."""
+"""A sequence-classification model of transformers as a reward model, in this process.
+
+In a pool of its own the same class runs there: see :mod:`agentrl.reward.service`.
+"""
 
 from __future__ import annotations
 
@@ -88,14 +91,20 @@ class HFClassifier:
         self._model = None
 
     async def grade(self, episode: Episode, *, timeout_s: float) -> dict[str, float]:
-        """Return the model's score, and ``cut_tokens``.
+        """Return the model's score, and ``cut_tokens``. Raises as :meth:`score_messages`."""
+        return await self.score_messages(episode.messages, timeout_s=timeout_s)
+
+    async def score_messages(
+        self, messages: Sequence[Message], *, timeout_s: float
+    ) -> dict[str, float]:
+        """Score a conversation, in one batch with others that come at the same time.
 
         Raises:
             RewardServiceError: the model did not compute it within ``timeout_s``.
             RewardError: the reward model's template refuses the conversation.
         """
         await self.open()
-        ids = self._encode(episode.messages)
+        ids = self._encode(messages)
         kept = ids[-self._max_tokens :]
         score = await self._batcher.ask(kept, timeout_s=timeout_s)
         return {"score": score, "cut_tokens": float(len(ids) - len(kept))}

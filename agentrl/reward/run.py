@@ -14,9 +14,10 @@ from agentrl.errors import AgentRLError, ConfigError
 from agentrl.reward.checks import arguments_key, part_configs
 from agentrl.reward.config import RewardConfig, RewardPartConfig
 from agentrl.reward.function import RewardFunction
-from agentrl.reward.part import Part
+from agentrl.reward.part import Grader, Part
 from agentrl.reward.registry import ENV, make_grader
 from agentrl.reward.rubric import ComposedRubric
+from agentrl.reward.service import PLACED_ID, PlacedPart, ScoringService
 from agentrl.types import Score, Task
 
 
@@ -60,13 +61,18 @@ class RunReward:
 
 
 def make_reward(
-    config: RewardConfig, *, reward_timeout_s: float, given: Mapping[str, Any]
+    config: RewardConfig,
+    *,
+    reward_timeout_s: float,
+    given: Mapping[str, Any],
+    service: ScoringService | None = None,
 ) -> RunReward:
     """Make every part; nothing is loaded or connected yet.
 
     Args:
         reward_timeout_s: deadline of parts that name none (``rollout.reward_timeout_s``).
         given: see :mod:`agentrl.reward.registry`.
+        service: holds the reward models, where they are in a pool of their own.
 
     Raises:
         ConfigError, RegistryError: a part that cannot be made; the message says which.
@@ -78,7 +84,11 @@ def make_reward(
             continue
         name = entry.name or entry.id
         named = {"part_name": name, "config_key": arguments_key(key)}
-        grader = make_grader(entry.id, entry.kwargs, given={**given, **named}, key=key)
+        grader: Grader
+        if service is not None and entry.id == PLACED_ID:
+            grader = PlacedPart(service, name)
+        else:
+            grader = make_grader(entry.id, entry.kwargs, given={**given, **named}, key=key)
         timeout_s = reward_timeout_s if entry.timeout_s is None else entry.timeout_s
         parts.append(Part(name, grader, weight=entry.weight, timeout_s=timeout_s))
     return RunReward(config=config, parts=tuple(parts))
@@ -91,11 +101,12 @@ async def open_reward(
     reward_timeout_s: float,
     given: Mapping[str, Any],
     examples: Sequence[Task] = (),
+    service: ScoringService | None = None,
 ) -> AsyncIterator[RunReward | None]:
     """Open the reward of a run; None where environments grade for themselves.
 
     Args:
-        reward_timeout_s, given: see :func:`make_reward`.
+        reward_timeout_s, given, service: see :func:`make_reward`.
         examples: tasks that a function which reads ``task.data`` is shown, so that data without
             an answer are refused now and not after the first episode.
 
@@ -105,7 +116,7 @@ async def open_reward(
     if not config.replaces_rubric:
         yield None
         return
-    reward = make_reward(config, reward_timeout_s=reward_timeout_s, given=given)
+    reward = make_reward(config, reward_timeout_s=reward_timeout_s, given=given, service=service)
     _check_examples(config, examples)
     graders = [part for part in reward.parts if isinstance(part, Part)]
     rubric = ComposedRubric(*graders) if graders else None

@@ -109,7 +109,7 @@ def test_peft_loads_what_is_exported(tmp_path: Path) -> None:
     adapters.save(tmp_path / "adapter", dict(adapters.tensors(whole)))
     loaded = PeftModel.from_pretrained(build("qwen3"), str(tmp_path / "adapter"))
     assert torch.allclose(logits(loaded), logits(model), atol=1e-6)
-    config = loaded.peft_config["default"]
+    config: Any = loaded.peft_config["default"]
     assert config.base_model_name_or_path == "a/b"
     assert isinstance(config.target_modules, set) and "q_proj" in config.target_modules
 

@@ -8,43 +8,23 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassification
+from transformers import AutoTokenizer, Qwen2ForSequenceClassification
 
 from agentrl.env.base import Episode
 from agentrl.errors import ConfigError
 from agentrl.reward.classifier import HFClassifier
 from agentrl.reward.part import Grade, Part
-from agentrl.testing import make_tokenizer
-
-
-def save(path: Path, *, num_labels: int = 1, with_head: bool = True) -> str:
-    tokenizer = make_tokenizer()
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
-        pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
-    config.num_labels = num_labels
-    model = Qwen2ForSequenceClassification(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(0.0, 0.2)
-    saved = model if with_head else model.model
-    saved.save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return str(path)
+from agentrl.testing.random_classifier import save_classifier
 
 
 @pytest.fixture(scope="module")
 def one_label(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save(tmp_path_factory.mktemp("rm"))
+    return save_classifier(tmp_path_factory.mktemp("rm"))
 
 
 @pytest.fixture(scope="module")
 def three_labels(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save(tmp_path_factory.mktemp("rm3"), num_labels=3)
+    return save_classifier(tmp_path_factory.mktemp("rm3"), num_labels=3)
 
 
 def scores(*episodes: Episode, **how: Any) -> list[Grade]:
@@ -117,8 +97,8 @@ def test_text_cannot_forge_a_turn_of_the_conversation(one_label: str, make_episo
 def test_what_cannot_score_is_refused_when_it_is_opened(
     one_label: str, three_labels: str, tmp_path: Path
 ):
-    headless = save(tmp_path / "headless", with_head=False)
-    untemplated = save(tmp_path / "untemplated")
+    headless = save_classifier(tmp_path / "headless", with_head=False)
+    untemplated = save_classifier(tmp_path / "untemplated")
     for file in (tmp_path / "untemplated").glob("*chat_template*"):
         file.unlink()
     for how, message in (
