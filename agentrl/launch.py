@@ -6,9 +6,9 @@ Everything here is wiring: no part knows of another one than those it is given.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,45 +17,34 @@ import yaml
 
 from agentrl.algo.config import CreditConfig
 from agentrl.algo.loss import make_loss
-from agentrl.config.environments import credit_configs
 from agentrl.config.load import to_dict
 from agentrl.config.schema import Config
-from agentrl.config.validate import warmup_problems
 from agentrl.dist.engines.fsdp import FSDPEngine
 from agentrl.dist.ranks import Ranks
-from agentrl.dist.weight_sync.inproc import InprocWeightSync
 from agentrl.errors import ConfigError
 from agentrl.model.load import LoadedModel
-from agentrl.playground import Playground, open_playground
+from agentrl.plan import TRAIN, Plan, fit_to_model, make_plan
 from agentrl.resume import claimed_run_dir, restore
 from agentrl.rollout.buffer import RolloutBuffer, Verdict
-from agentrl.rollout.engine import RolloutEngine
-from agentrl.rollout.feed import TaskFeed
 from agentrl.rollout.groups import is_trainable
 from agentrl.rollout.producer import Producer
 from agentrl.rollout.tasks import Dispatch
+from agentrl.rollouts import Rollouts, open_local
 from agentrl.telemetry.meter import Meter
 from agentrl.telemetry.run_dir import RunDir
 from agentrl.telemetry.tracker import MissingExtraError, TrackedRun, build_trackers
 from agentrl.train.assemble import assemble
 from agentrl.train.checkpoint import CheckpointStore
-from agentrl.train.credit import has_signal, needs_of
-from agentrl.train.environments import Environment, make_environments, refuse_idle_specs
+from agentrl.train.credit import has_signal
 from agentrl.train.evaluate import Evaluator, choose_tasks
 from agentrl.train.learner import Learner
 from agentrl.train.open_model import keep_model_files
 from agentrl.train.progress import Progress
 from agentrl.train.reference import open_reference
-from agentrl.train.requirements import refuse_unmet
 from agentrl.train.rng_state import seed_rng
 from agentrl.train.tasks import (
     HELD_OUT,
-    Splits,
-    bound_lengths,
-    describe,
-    load_tasks,
     open_feed,
-    total_steps,
 )
 from agentrl.train.trainer import Trainer
 from agentrl.types import TrajectoryGroup
@@ -94,72 +83,21 @@ async def open_trainer(
     config: Config, *, announce: Callable[[str], None] = logger.info
 ) -> AsyncIterator[Trainer]:
     """Build a trainer, restored where ``trainer.resume`` says so; leaving closes every part."""
-    plan = _plan(config)
+    plan = make_plan(config)
     async with AsyncExitStack() as stack:
         run_dir = stack.enter_context(claimed_run_dir(config))
         run_dir.refuse_unwritable()
-        ground = await stack.enter_async_context(
-            open_playground(
-                config,
-                plan.environments,
-                examples=[found[0] for found in plan.tasks["train"].values()],
-            )
+        rollouts = await stack.enter_async_context(
+            open_local(config, plan, partial(fit_to_model, plan, config, announce))
         )
-        _fit_to_model(plan, config, ground, announce)
-        yield _trainer(config, plan, ground, run_dir, stack)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Plan:
-    """What a run works on: known, and refused where it cannot work, before a model loads."""
-
-    environments: Sequence[Environment]
-    credit: Mapping[str, CreditConfig]
-    """By environment."""
-    tasks: Splits
-    num_steps: int = 0
-    """Of the whole run; known once prompts that are too long have been left out."""
-    dropped: Mapping[str, int] = field(default_factory=dict)
-    """Split -> tasks that were left out."""
-
-
-def _plan(config: Config) -> _Plan:
-    environments = make_environments(config.env, config.tools)
-    refuse_idle_specs(environments, config.tools.specs)
-    credit = credit_configs(config)
-    refuse_unmet(environments, config, credit)
-    tasks = load_tasks(environments, config.data)
-    return _Plan(environments=environments, credit=credit, tasks=tasks)
-
-
-def _fit_to_model(
-    plan: _Plan, config: Config, ground: Playground, announce: Callable[[str], None]
-) -> None:
-    """Complete the plan: only the model's tokenizer can tell the length of prompts.
-
-    Raises:
-        DataError: prompts are too long.
-        ConfigError: the warm-up of the learning rate does not fit into the steps there are.
-    """
-    plan.dropped = bound_lengths(
-        plan.tasks,
-        plan.environments,
-        config.data,
-        ground.renderer,
-        max_context_tokens=config.rollout.max_context_tokens,
-    )
-    if config.data.sources():
-        announce(describe(plan.tasks, config.data, plan.dropped))
-    plan.num_steps = total_steps(config.trainer, sum(map(len, plan.tasks["train"].values())))
-    if problems := list(warmup_problems(config, total_steps=plan.num_steps)):
-        raise ConfigError(problems[0])
+        yield _trainer(config, plan, rollouts, run_dir, stack)
 
 
 def _trainer(
-    config: Config, plan: _Plan, ground: Playground, run_dir: RunDir, stack: AsyncExitStack
+    config: Config, plan: Plan, rollouts: Rollouts, run_dir: RunDir, stack: AsyncExitStack
 ) -> Trainer:
     """Put the parts together; ``stack`` closes those that need it."""
-    actor = _actor(config, plan, ground.model)
+    actor = _actor(config, plan, rollouts.model)
     checkpoints = CheckpointStore(
         run_dir.checkpoints_path,
         config=to_dict(config),
@@ -169,7 +107,7 @@ def _trainer(
     stack.callback(checkpoints.close)
     engines = {"actor": actor}
     seed_rng(config.trainer.seed)
-    learner = _learner(config, plan.credit, ground.model, actor, run_dir)
+    learner = _learner(config, plan.credit, rollouts.model, actor, run_dir)
     feed = open_feed(
         plan.tasks,
         plan.environments,
@@ -179,7 +117,7 @@ def _trainer(
     )
     progress = restore(config, checkpoints, engines, learner, feed, run_dir)
     run_dir.write_config(yaml.safe_dump(to_dict(config), sort_keys=False))
-    keep_model_files(ground.model, run_dir.path)
+    keep_model_files(rollouts.model, run_dir.path)
     buffer = RolloutBuffer(
         prompts_per_step=config.trainer.prompts_per_step,
         max_staleness=config.rollout.max_staleness,
@@ -193,13 +131,18 @@ def _trainer(
         progress=progress,
         engines=engines,
         learner=learner,
-        weights=_InprocWeights(actor, ground.engine),
-        placement=_OneDevice(),
+        weights=rollouts.weights(actor),
+        placement=rollouts.placement(actor),
         feed=feed,
-        producer=_producer(config, plan, ground, feed, buffer),
+        producer=Producer(
+            feed,
+            buffer,
+            rollouts.runner(TRAIN),
+            partial(judge, config=config, credit=plan.credit),
+        ),
         buffer=buffer,
         assemble=partial(assemble, configs=plan.credit),
-        evaluator=_evaluator(config, plan, ground),
+        evaluator=_evaluator(config, plan, rollouts),
         checkpoints=checkpoints,
         run_dir=run_dir,
         tracker=stack.enter_context(_trackers(config, run_dir, progress, plan.num_steps)),
@@ -207,7 +150,7 @@ def _trainer(
     )
 
 
-def _actor(config: Config, plan: _Plan, model: LoadedModel) -> FSDPEngine:
+def _actor(config: Config, plan: Plan, model: LoadedModel) -> FSDPEngine:
     updates_per_step = config.actor.epochs * config.actor.updates_per_step
     return FSDPEngine(
         model.model,
@@ -249,21 +192,6 @@ def _learner(
     )
 
 
-def _producer(
-    config: Config, plan: _Plan, ground: Playground, feed: TaskFeed, buffer: RolloutBuffer
-) -> Producer:
-    """Build what keeps the buffer full of groups to train on."""
-    run_group = ground.groups(
-        config,
-        purpose="train",
-        num_samples=config.rollout.n,
-        temperature=config.rollout.temperature,
-        greedy_baseline="greedy_rewards" in needs_of(plan.credit),
-        tree=config.rollout.tree,
-    )
-    return Producer(feed, buffer, run_group, partial(judge, config=config, credit=plan.credit))
-
-
 def judge(group: TrajectoryGroup, *, config: Config, credit: Mapping[str, CreditConfig]) -> Verdict:
     """Say what a finished group is good for, under the failure policy and the choice of groups."""
     if not is_trainable(group, config.failure):
@@ -285,18 +213,9 @@ def write_report(run: Path) -> None:
         logger.warning("%s", error)
 
 
-def _evaluator(config: Config, plan: _Plan, ground: Playground) -> Evaluator:
+def _evaluator(config: Config, plan: Plan, rollouts: Rollouts) -> Evaluator:
     """Build what measures the policy on held-out tasks."""
-    temperature = config.eval.temperature
-    runners = {
-        split: ground.groups(
-            config,
-            purpose=f"eval-{split}",
-            num_samples=config.eval.n,
-            temperature=config.rollout.temperature if temperature is None else temperature,
-        )
-        for split in HELD_OUT
-    }
+    runners = {split: rollouts.runner(split) for split in HELD_OUT}
 
     async def run(split: str, dispatch: Dispatch) -> TrajectoryGroup:
         return await runners[split](dispatch)
@@ -310,32 +229,6 @@ def _evaluator(config: Config, plan: _Plan, ground: Playground) -> Evaluator:
         for split in HELD_OUT
     }
     return Evaluator(run, tasks, every=config.trainer.eval_every, total_steps=plan.num_steps)
-
-
-@asynccontextmanager
-async def _no_context() -> AsyncIterator[None]:
-    yield
-
-
-class _OneDevice:
-    """Training and sampling share the machine; neither has to give anything up."""
-
-    def training(self):
-        """Do nothing: there is no second owner of the device."""
-        return _no_context()
-
-
-class _InprocWeights:
-    """Publishes one training engine to one rollout engine."""
-
-    def __init__(self, actor: FSDPEngine, engine: RolloutEngine) -> None:
-        self._actor = actor
-        self._engine = engine
-        self._sync = InprocWeightSync()
-
-    async def publish(self, *, version: int) -> dict[str, Any]:
-        """Copy and verify; see :class:`InprocWeightSync`."""
-        return dict(await self._sync.publish(self._actor, self._engine, version))
 
 
 def _trackers(config: Config, run_dir: RunDir, progress: Progress, num_steps: int):

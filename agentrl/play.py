@@ -13,6 +13,7 @@ from agentrl.config.load import from_yaml, load
 from agentrl.config.schema import Config
 from agentrl.env.task_check import SPLITS
 from agentrl.errors import ConfigError
+from agentrl.plan import evaluation_plan
 from agentrl.playground import open_playground
 from agentrl.rollout.tasks import check_tasks
 from agentrl.train.environments import make_environments, refuse_idle_specs
@@ -64,7 +65,6 @@ async def play_split(
     for item in environments:
         tasks[split][item.name] = found = tasks_of(item, config.data, split)
         check_tasks(found, source=f"{item.name} {split}")
-    temperature = config.eval.temperature
     examples = [found[0] for found in tasks[split].values()]
     async with open_playground(config, environments, examples=examples) as ground:
         bound_lengths(
@@ -74,12 +74,7 @@ async def play_split(
             ground.renderer,
             max_context_tokens=config.rollout.max_context_tokens,
         )
-        play = ground.groups(
-            config,
-            purpose=f"eval-{split}",
-            num_samples=num_samples,
-            temperature=config.rollout.temperature if temperature is None else temperature,
-        )
+        play = ground.groups(config, evaluation_plan(config, split, num_samples=num_samples))
         pending = [
             asyncio.ensure_future(play(dispatch))
             for name, found in tasks[split].items()

@@ -16,10 +16,9 @@ from agentrl.kwargs import check_kwargs
 from agentrl.model.load import LoadedModel, positions_of, refuse_beyond_positions
 from agentrl.model.tiny import MAX_CONTEXT_TOKENS
 from agentrl.reward.run import open_reward
-from agentrl.rollout.config import TreeConfig
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.engines import engine_registry
-from agentrl.rollout.groups import GroupRunner
+from agentrl.rollout.groups import GroupPlan, GroupRunner
 from agentrl.rollout.producer import RunGroup
 from agentrl.rollout.stage import Stage, open_stage
 from agentrl.rollout.tasks import Dispatch
@@ -63,34 +62,18 @@ class Playground:
     stages: Sequence[Stage]
     concurrency: asyncio.Semaphore
 
-    def groups(
-        self,
-        config: Config,
-        *,
-        purpose: str,
-        num_samples: int,
-        temperature: float,
-        greedy_baseline: bool = False,
-        tree: TreeConfig | None = None,
-    ) -> RunGroup:
-        """Return what samples a prompt ``num_samples`` times, in its environment.
-
-        Args: see :class:`~agentrl.rollout.groups.GroupRunner`.
-        """
+    def groups(self, config: Config, plan: GroupPlan) -> RunGroup:
+        """Return what samples prompts as ``plan`` says, each in its environment."""
         runners = {
             stage.entry.name: GroupRunner(
                 stage.play,
+                plan,
                 env_id=stage.entry.name,
-                num_samples=num_samples,
-                temperature=temperature,
                 failure=config.failure,
                 seed=config.trainer.seed,
-                purpose=purpose,
                 concurrency=self.concurrency,
                 policy_version=lambda: self.engine.policy_version,
                 namespace=stage.entry.namespace,
-                greedy_baseline=greedy_baseline,
-                tree=tree,
             )
             for stage in self.stages
         }
@@ -103,12 +86,18 @@ class Playground:
 
 @asynccontextmanager
 async def open_playground(
-    config: Config, environments: Sequence[Environment], *, examples: Sequence[Task] = ()
+    config: Config,
+    environments: Sequence[Environment],
+    *,
+    examples: Sequence[Task] = (),
+    served: LoadedModel | None = None,
 ) -> AsyncIterator[Playground]:
     """Open model, engine, environments, tools, sandboxes and reward; leaving closes them all.
 
     Args:
         examples: tasks that a reward function is shown before any model loads.
+        served: what the engine samples from, and owns; None opens the run's model, and samples
+            from a copy of it.
 
     Raises:
         AgentRLError: whatever of it cannot be used; before anything is trained.
@@ -129,9 +118,9 @@ async def open_playground(
                 examples=examples,
             )
         )
-        model = await _open_long_enough(config, environments, sandboxes)
+        model = served or await open_policy(config, environments, sandboxes)
         engine = engine_registry.get(config.rollout.engine.id)(
-            copy.deepcopy(model.model),
+            model.model if served is not None else copy.deepcopy(model.model),
             max_context=config.rollout.max_context_tokens,
             deterministic=config.trainer.deterministic,
             kwargs=config.rollout.engine.kwargs,
@@ -163,10 +152,15 @@ async def open_playground(
         )
 
 
-async def _open_long_enough(
+async def open_policy(
     config: Config, environments: Sequence[Environment], sandboxes: SandboxPool
 ) -> LoadedModel:
-    """Open the model; refuse one with fewer positions than the run's episodes may take."""
+    """Open the run's model.
+
+    Raises:
+        ConfigError: it has fewer positions than the run's episodes may take.
+        AgentRLError: it cannot be loaded.
+    """
     check_length = partial(
         refuse_beyond_positions,
         max_context_tokens=config.rollout.max_context_tokens,

@@ -34,23 +34,35 @@ class Sample:
 RunSample = Callable[[Sample], Awaitable[Trajectory]]
 
 
+@dataclass(slots=True, frozen=True, kw_only=True)
+class GroupPlan:
+    """How prompts are sampled for one purpose."""
+
+    purpose: str
+    """Separates the seeds of training and of evaluations."""
+    num_samples: int
+    """G."""
+    temperature: float
+    """Of the sampling."""
+    greedy_baseline: bool = False
+    """Play the prompt once more, at temperature 0 (``TrajectoryGroup.baseline``)."""
+    tree: TreeConfig | None = None
+    """Whether members branch off from each other."""
+
+
 class GroupRunner:
     """Plays the episodes of a prompt concurrently.
 
     Args:
         run_sample: plays one episode; returns failures as data.
+        plan: how many episodes, and how they are sampled. A branch of a tree fails alone. Where
+            every episode that it could branch from has failed, it is played from the start.
         env_id: name of the environment, for the record.
-        num_samples: G.
-        temperature: of the sampling.
         failure: the policy for members that failed.
         seed: of the run.
-        purpose: separates the seeds of training and of evaluations.
         concurrency: shared bound on episodes in flight.
         policy_version: tells the version that is being sampled.
         namespace: part of seeds and ids of groups, where several environments share a run.
-        greedy_baseline: play the prompt once more, at temperature 0 (``TrajectoryGroup.baseline``).
-        tree: whether members branch off from each other. A branch fails alone. Where every episode
-            that it could branch from has failed, it is played from the start.
 
     Raises:
         ConfigError: a group of this size cannot be sampled as ``tree`` says.
@@ -59,27 +71,23 @@ class GroupRunner:
     def __init__(
         self,
         run_sample: RunSample,
+        plan: GroupPlan,
         *,
         env_id: str,
-        num_samples: int,
-        temperature: float,
         failure: FailureConfig,
         seed: int,
-        purpose: str,
         concurrency: asyncio.Semaphore,
         policy_version: Callable[[], int],
         namespace: str = "",
-        greedy_baseline: bool = False,
-        tree: TreeConfig | None = None,
     ) -> None:
         self._run_sample = run_sample
         self._env_id = env_id
-        self._trees = deal_members(num_samples, tree or TreeConfig())
-        self._greedy_baseline = greedy_baseline
-        self._temperature = temperature
+        self._trees = deal_members(plan.num_samples, plan.tree or TreeConfig())
+        self._greedy_baseline = plan.greedy_baseline
+        self._temperature = plan.temperature
         self._failure = failure
         self._seed = seed
-        self._scope = (purpose, namespace) if namespace else (purpose,)
+        self._scope = (plan.purpose, namespace) if namespace else (plan.purpose,)
         self._concurrency = concurrency
         self._policy_version = policy_version
 

@@ -45,7 +45,9 @@ ALLOWED: dict[str, set[str]] = {
 }
 # Packs see the protocols, never the machinery that runs them.
 PACK_ALLOWED = BASE | {"env", "tool", "sandbox"}
-TOP = {"launch", "resume", "playground", "play", "sft", "cli", "__init__"}  # may import everything
+# Wiring: may import everything.
+TOP = {"launch", "plan", "rollouts", "cluster", "resume", "playground", "play", "sft", "cli"}
+TOP |= {"__init__"}
 
 
 def _modules() -> list[Path]:

@@ -20,7 +20,7 @@ from agentrl.env.host import EnvHosts
 from agentrl.rollout.config import FailureConfig, TreeConfig
 from agentrl.rollout.engines.config import HFEngineConfig
 from agentrl.rollout.engines.hf import HFEngine
-from agentrl.rollout.groups import GroupRunner
+from agentrl.rollout.groups import GroupPlan, GroupRunner
 from agentrl.rollout.stage import Stage
 from agentrl.rollout.tasks import Dispatch
 from agentrl.testing import FakeSandboxes, make_tokenizer
@@ -63,16 +63,18 @@ def _sample(model: LlamaForCausalLM, tokenizer: Any) -> TrajectoryGroup:
         stage = Stage(entry=EnvEntry(name=ENV, config=config), hosts=hosts, loop=loop)
         runner = GroupRunner(
             stage.play,
+            GroupPlan(
+                purpose="train",
+                num_samples=8,
+                temperature=1.0,
+                greedy_baseline=True,
+                tree=TreeConfig(rounds=2, trunks=2),
+            ),
             env_id=ENV,
-            num_samples=8,
-            temperature=1.0,
             failure=FailureConfig(),
             seed=0,
-            purpose="train",
             concurrency=asyncio.Semaphore(8),
             policy_version=lambda: engine.policy_version,
-            greedy_baseline=True,
-            tree=TreeConfig(rounds=2, trunks=2),
         )
         try:
             return await runner.run(Dispatch(index=0, epoch=0, task=TASK))

@@ -8,7 +8,7 @@ from agentrl.agent.request import EpisodeRequest
 from agentrl.errors import TrainingError
 from agentrl.rollout.buffer import failure_causes
 from agentrl.rollout.config import FailureConfig, FailurePolicy
-from agentrl.rollout.groups import GroupRunner, Sample, is_trainable
+from agentrl.rollout.groups import GroupPlan, GroupRunner, Sample, is_trainable
 from agentrl.rollout.tasks import Dispatch
 from agentrl.seeding import derive_seed
 from agentrl.types import GREEDY_INDEX, Score, StopReason, Task, Trajectory, TrajectoryGroup
@@ -51,15 +51,14 @@ def play(
     async def scenario() -> TrajectoryGroup:
         runner = GroupRunner(
             run_sample,
+            GroupPlan(
+                purpose="train", num_samples=n, temperature=1.0, greedy_baseline=greedy_baseline
+            ),
             env_id="e",
-            num_samples=n,
-            temperature=1.0,
             failure=failure,
             seed=seed,
-            purpose="train",
             concurrency=asyncio.Semaphore(2),
             policy_version=lambda: 3,
-            greedy_baseline=greedy_baseline,
         )
         return await runner.run(Dispatch(index=5, epoch=1, task=Task(id="a", data={})))
 
@@ -136,12 +135,10 @@ def test_environments_that_share_ids_of_tasks_share_neither_seeds_nor_groups() -
         async def scenario() -> TrajectoryGroup:
             runner = GroupRunner(
                 run_sample,
+                GroupPlan(purpose="train", num_samples=2, temperature=1.0),
                 env_id=namespace or "e",
-                num_samples=2,
-                temperature=1.0,
                 failure=RETRY,
                 seed=0,
-                purpose="train",
                 concurrency=asyncio.Semaphore(2),
                 policy_version=lambda: 0,
                 namespace=namespace,

@@ -15,7 +15,7 @@ from agentrl.env.config import EnvConfig
 from agentrl.env.entries import EnvEntry
 from agentrl.env.host import EnvHosts
 from agentrl.rollout.config import FailureConfig, TreeConfig
-from agentrl.rollout.groups import GroupRunner, Sample
+from agentrl.rollout.groups import GroupPlan, GroupRunner, Sample
 from agentrl.rollout.stage import Stage
 from agentrl.rollout.tasks import Dispatch
 from agentrl.testing import FakeSandboxes, make_tokenizer
@@ -108,16 +108,14 @@ def sample_group(
 
         runner = GroupRunner(
             play,
+            GroupPlan(
+                purpose="train", num_samples=n, temperature=1.0, greedy_baseline=greedy, tree=tree
+            ),
             env_id=env,
-            num_samples=n,
-            temperature=1.0,
             failure=failure or FailureConfig(),
             seed=seed,
-            purpose="train",
             concurrency=asyncio.Semaphore(concurrency),
             policy_version=lambda: used.policy_version,
-            greedy_baseline=greedy,
-            tree=tree,
         )
         try:
             return await runner.run(Dispatch(index=3, epoch=0, task=task))

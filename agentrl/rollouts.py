@@ -1,0 +1,101 @@
+"""What samples, as the driver of a run sees it, and the one that lives in its own process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from agentrl.agent.renderer import Renderer
+from agentrl.config.schema import Config
+from agentrl.dist.engine import TrainEngine
+from agentrl.dist.weight_sync.inproc import InprocWeightSync
+from agentrl.model.load import LoadedModel
+from agentrl.plan import Plan
+from agentrl.playground import Playground, open_playground
+from agentrl.rollout.producer import RunGroup
+from agentrl.train.parts import Placement, Weights
+
+FitToModel = Callable[[Renderer], None]
+"""Told of the tokenizer as soon as there is one; refuses what does not fit to it."""
+
+
+class Rollouts(Protocol):
+    """Plays groups, somewhere, with the policy that was published last."""
+
+    @property
+    def model(self) -> LoadedModel:
+        """What the run starts from: the training engine's to change."""
+        ...
+
+    def runner(self, purpose: str) -> RunGroup:
+        """Return what samples a prompt for a purpose of the plan."""
+        ...
+
+    def weights(self, actor: TrainEngine) -> Weights:
+        """Return what carries the policy of ``actor`` here."""
+        ...
+
+    def placement(self, actor: TrainEngine) -> Placement:
+        """Return who owns the device when."""
+        ...
+
+
+@dataclass(slots=True, frozen=True)
+class LocalRollouts:
+    """One engine, in this process."""
+
+    ground: Playground
+    config: Config
+    plan: Plan
+
+    @property
+    def model(self) -> LoadedModel:
+        """What the run starts from."""
+        return self.ground.model
+
+    def runner(self, purpose: str) -> RunGroup:
+        """See :class:`Rollouts`."""
+        return self.ground.groups(self.config, self.plan.groups[purpose])
+
+    def weights(self, actor: TrainEngine) -> Weights:
+        """See :class:`Rollouts`."""
+        return _LocalWeights(self.ground, actor)
+
+    def placement(self, actor: TrainEngine) -> Placement:
+        """See :class:`Rollouts`."""
+        return OneOwner()
+
+
+class OneOwner:
+    """Training and sampling do not share a device, or share all of it at all times."""
+
+    def training(self) -> AbstractAsyncContextManager[None]:
+        """Do nothing: neither has to give anything up."""
+        return nullcontext()
+
+
+class _LocalWeights:
+    """Publishes one training engine to the engine of a playground."""
+
+    def __init__(self, ground: Playground, actor: TrainEngine) -> None:
+        self._ground = ground
+        self._actor = actor
+        self._sync = InprocWeightSync()
+
+    async def publish(self, *, version: int) -> dict[str, Any]:
+        """Copy and verify; see :class:`InprocWeightSync`."""
+        return dict(await self._sync.publish(self._actor, self._ground.engine, version))
+
+
+@asynccontextmanager
+async def open_local(config: Config, plan: Plan, fit: FitToModel) -> AsyncIterator[LocalRollouts]:
+    """Open everything that plays in this process.
+
+    Raises:
+        AgentRLError: whatever of it cannot be used.
+    """
+    async with open_playground(config, plan.environments, examples=plan.examples) as ground:
+        fit(ground.renderer)
+        yield LocalRollouts(ground, config, plan)
