@@ -124,6 +124,10 @@ class WorkerTimeout(WorkerError):
     """A rank did not answer before its deadline; holds the stacks of all ranks."""
 
 
+EXIT_PREEMPTED = 75
+"""Exit status of a command that was told to stop and can go on later (``EX_TEMPFAIL``)."""
+
+
 class Preempted(AgentRLError):
     """The run was asked to stop and did so at a step boundary; says how to go on."""
 

@@ -39,6 +39,7 @@ from agentrl.train.credit import has_signal
 from agentrl.train.evaluate import Evaluator, choose_tasks
 from agentrl.train.learner import Learner
 from agentrl.train.open_model import keep_model_files
+from agentrl.train.preemption import stop_on_sigterm
 from agentrl.train.progress import Progress
 from agentrl.train.reference import open_reference
 from agentrl.train.rng_state import seed_rng
@@ -70,7 +71,11 @@ async def train(config: Config, *, announce: Callable[[str], None] = logger.info
                 f"{trainer.config.total_steps}; raise trainer.{setting} to go on"
             )
         announce(f"run directory: {path}")
-        await trainer.fit()
+        how_to_go_on = f"go on from its last checkpoint with: agentrl train --resume {path}"
+        with stop_on_sigterm(
+            trainer.request_stop, grace_s=config.trainer.grace_s, how_to_go_on=how_to_go_on
+        ):
+            await trainer.fit()
     if config.telemetry.report:
         write_report(path)
         announce(f"report: {path / 'report.html'}")

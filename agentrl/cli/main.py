@@ -101,8 +101,10 @@ def main() -> None:
 
 
 def _refuse(error: BaseException) -> NoReturn:
+    from agentrl.errors import EXIT_PREEMPTED, Preempted
+
     click.secho(f"{type(error).__name__}: {error}", fg="red", err=True)
-    sys.exit(2)
+    sys.exit(EXIT_PREEMPTED if isinstance(error, Preempted) else 2)
 
 
 def _exited(ending: SystemExit) -> AgentRLError:
