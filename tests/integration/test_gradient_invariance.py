@@ -28,6 +28,7 @@ from agentrl.batch import Batch
 from agentrl.dist.config import EngineConfig
 from agentrl.dist.engines.fsdp import FSDPEngine
 from agentrl.dist.ranks import Ranks
+from agentrl.dist.packed_model import PackedModel
 from agentrl.dist.scoring import TokenScorer
 from agentrl.testing.random_models import VOCAB, build
 
@@ -98,7 +99,7 @@ def _mini_batch(model: Any, *, dummy_lengths: Sequence[int] = ()) -> Batch:
     sessions = torch.tensor([*SESSIONS, *(10 + i for i in range(len(dummy_lengths)))])
     batch = Batch.from_rows(rows, {"session": sessions})
     # Row by row, so that these inputs are the same bits however the mini-batch is laid out.
-    scorer = TokenScorer(model, temperature=1.0)
+    scorer = TokenScorer(PackedModel(model), temperature=1.0)
     with torch.no_grad():
         parts = [scorer(batch.select([row]), fields=("logprobs",)) for row in range(batch.num_rows)]
     present = torch.cat([part["logprobs"] for part in parts])
@@ -163,7 +164,7 @@ def _gradients(model: Any, batch: Batch, parts: Sequence[Sequence[int]]) -> Tens
     parameters = list(model.parameters())
     num_tokens = int(batch.tokens["loss_mask"].sum())
     total = torch.zeros(len(CASES), sum(p.numel() for p in parameters))
-    scorer = TokenScorer(model, temperature=1.0)
+    scorer = TokenScorer(PackedModel(model), temperature=1.0)
     for rows in parts:
         part = batch.select(rows)
         scores = scorer(part, fields=("logprobs", "entropy"))

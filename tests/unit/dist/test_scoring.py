@@ -7,8 +7,9 @@ import pytest
 import torch
 from transformers import CohereConfig, CohereForCausalLM
 
-import agentrl.dist.scoring as scoring
+import agentrl.dist.head as head
 from agentrl.batch import Batch
+from agentrl.dist.packed_model import PackedModel
 from agentrl.dist.scoring import TokenScorer
 
 Make = Callable[..., Any]
@@ -41,8 +42,10 @@ def test_equals_the_whole_model_row_by_row(
 ) -> None:
     model, batch = tiny_model(tied=tied).eval(), ragged_batch()
     with torch.no_grad():
-        scores = TokenScorer(model, temperature=temperature)(batch, fields=FIELDS)
-        alone = TokenScorer(model, temperature=temperature)(batch, fields=("logprobs",))
+        scores = TokenScorer(PackedModel(model), temperature=temperature)(batch, fields=FIELDS)
+        alone = TokenScorer(PackedModel(model), temperature=temperature)(
+            batch, fields=("logprobs",)
+        )
         want = _by_full_logits(model, batch, temperature)
     assert scores.keys() == want.keys()
     for name, values in want.items():
@@ -58,13 +61,13 @@ def test_chunks_of_logits_change_neither_values_nor_gradients(
 
     def run() -> tuple[torch.Tensor, torch.Tensor]:
         model = tiny_model().eval()
-        scores = TokenScorer(model, temperature=0.9)(batch, fields=FIELDS)
+        scores = TokenScorer(PackedModel(model), temperature=0.9)(batch, fields=FIELDS)
         (scores["logprobs"].sum() + scores["entropy"].square().sum()).backward()
         gradients = [value.grad.flatten() for value in model.parameters()]
         return torch.stack(list(scores.values())).detach(), torch.cat(gradients)
 
     whole = run()
-    monkeypatch.setattr(scoring, "MAX_LOGITS", 97 * 4)  # four positions at a time
+    monkeypatch.setitem(head.MAX_LOGITS, "cpu", 97 * 4)  # four positions at a time
     chunked = run()
     torch.testing.assert_close(chunked[0], whole[0], atol=1e-6, rtol=0)
     torch.testing.assert_close(chunked[1], whole[1], atol=1e-5, rtol=1e-5)
@@ -88,7 +91,7 @@ def test_a_family_that_scales_its_logits_is_scored_as_it_generates(ragged_batch:
     ).eval()
     batch = ragged_batch()
     with torch.no_grad():
-        scores = TokenScorer(model, temperature=1.0)(batch, fields=("logprobs",))
+        scores = TokenScorer(PackedModel(model), temperature=1.0)(batch, fields=("logprobs",))
         want = _by_full_logits(model, batch, 1.0)
     assert scores["logprobs"].tolist() == pytest.approx(want["logprobs"], abs=1e-4)
 
@@ -97,4 +100,4 @@ def test_training_the_first_token_of_a_row_is_refused(tiny_model: Make, ragged_b
     batch = ragged_batch()
     batch.tokens["loss_mask"][12] = True
     with pytest.raises(ValueError, match="first token"):
-        TokenScorer(tiny_model(), temperature=1.0)(batch, fields=("logprobs",))
+        TokenScorer(PackedModel(tiny_model()), temperature=1.0)(batch, fields=("logprobs",))
