@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from agentrl.agent.renderer import Renderer
 from agentrl.algo.config import CreditConfig
+from agentrl.config.engines import warmup_problems
 from agentrl.config.environments import credit_configs
 from agentrl.config.schema import Config
-from agentrl.config.validate import warmup_problems
 from agentrl.errors import ConfigError
 from agentrl.rollout.groups import GroupPlan
 from agentrl.train.credit import needs_of

@@ -22,13 +22,7 @@ LARGEST_WEIGHT = 1e6
 """Weights and arguments above would leave the range of float32; a slip of the hand."""
 _DISCOUNTS = ("gamma", "lam")
 _SHARES = ("gamma", "lam", "token_gamma", "token_lam")
-_FIX = {
-    "values": (
-        "there is no critic yet: use an estimator without one, such as turn_return "
-        "(algo=turn_return), which credits turns, or rloo"
-    ),
-    "tree": "set rollout.tree.rounds above 0",
-}
+_FIX = {"tree": "set rollout.tree.rounds above 0"}
 
 
 def credit_problems(credit: CreditConfig, config: Config, *, key: str) -> Iterable[str]:
@@ -53,7 +47,7 @@ def credit_problems(credit: CreditConfig, config: Config, *, key: str) -> Iterab
             f"a prompt, and a group below {estimator.min_group} has no baseline, so every "
             f"advantage would be 0; use at least {estimator.min_group} (8 is customary)"
         )
-    provided = {"old_logprobs", "sum_pi_squared", "greedy_rewards", "anchors"}
+    provided = {"values", "old_logprobs", "sum_pi_squared", "greedy_rewards", "anchors"}
     if config.rollout.tree.rounds:
         provided.add("tree")
         if "tree" not in estimator.needs:

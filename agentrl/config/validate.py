@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from agentrl.config.algorithm import algorithm_problems
 from agentrl.config.data import data_problems
+from agentrl.config.engines import engine_problems
 from agentrl.config.environments import mixed_credit_problems
 from agentrl.env.entries import mix_problems
 from agentrl.errors import ConfigError
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 _MAX_SEED = 2**63 - 1
 _MIN_VOCAB_SIZE = 259  # all bytes and the special tokens of the embedded model
 _MIN_TEMPERATURE = 0.01  # below it sampling is greedy but for ties
-_MIN_LR = 1e-9  # AdamW moves a weight by about the rate, and float32 loses 6e-8 of a weight
 _IMPORTABLE = ("rollout.engine.id", "model.tool_parser", "telemetry.trackers")
 """Choices that may also be an import path, ``package.module:Name``."""
 
@@ -43,7 +43,7 @@ def validate(config: Config) -> None:
         *_bounds(config),
         *_forms(config),
         *_signal(config),
-        *_rate(config),
+        *engine_problems(config),
         *algorithm_problems(config),
         *mixed_credit_problems(config),
         *data_problems(config),
@@ -65,9 +65,6 @@ def _ranges(config: Config) -> Iterable[str]:
         "rollout.max_context_tokens": config.rollout.max_context_tokens,
         "rollout.max_turn_calls": config.rollout.max_turn_calls,
         "rollout.concurrency": config.rollout.concurrency,
-        "actor.updates_per_step": config.actor.updates_per_step,
-        "actor.epochs": config.actor.epochs,
-        "actor.tokens_per_micro_batch": config.actor.tokens_per_micro_batch,
         "trainer.prompts_per_step": config.trainer.prompts_per_step,
         "trainer.keep_last": config.trainer.keep_last,
         "eval.n": config.eval.n,
@@ -91,10 +88,6 @@ def _ranges(config: Config) -> Iterable[str]:
         "eval.val_tasks": config.eval.val_tasks,
         "eval.test_tasks": config.eval.test_tasks,
         "env.max_leaked_threads": config.env.max_leaked_threads,
-        "actor.lr": config.actor.lr,
-        "actor.weight_decay": config.actor.weight_decay,
-        "actor.grad_clip": config.actor.grad_clip,
-        "actor.warmup_steps": config.actor.warmup_steps,
         "model.warm_start.lr": config.model.warm_start.lr,
         "failure.k": config.failure.k,
         "eval.temperature": config.eval.temperature or 0.0,
@@ -120,7 +113,7 @@ def _ranges(config: Config) -> Iterable[str]:
 
 def _bounds(config: Config) -> Iterable[str]:
     """Ranges with two ends. The wide upper ones only catch a slip of the hand."""
-    warm_start, actor = config.model.warm_start, config.actor
+    warm_start = config.model.warm_start
     between = {
         "rollout.n": (config.rollout.n, None, 4096),
         "rollout.max_context_tokens": (config.rollout.max_context_tokens, None, 10_000_000),
@@ -130,20 +123,12 @@ def _bounds(config: Config) -> Iterable[str]:
         "model.warm_start.episodes_per_step": (warm_start.episodes_per_step, None, 65536),
         "model.warm_start.seed": (warm_start.seed, 0, _MAX_SEED),
         "model.warm_start.vocab_size": (warm_start.vocab_size, _MIN_VOCAB_SIZE, 65536),
-        "actor.min_lr_fraction": (actor.min_lr_fraction, 0, 1),
     }
     for key, (value, low, high) in between.items():
         if low is None and value > high:  # its lower end is checked above
             yield f"{key}={value}: must be at most {high}"
         elif low is not None and not low <= value <= high:
             yield f"{key}={value}: must be between {low} and {high}"
-    if len(actor.betas) != 2 or not all(0 <= beta < 1 for beta in actor.betas):
-        yield (
-            f"actor.betas={list(actor.betas)}: must be two numbers in [0, 1), "
-            "for example actor.betas=[0.9,0.95]"
-        )
-    if not (actor.eps > 0 and math.isfinite(actor.eps)):
-        yield f"actor.eps={actor.eps}: must be a finite number above 0 (1e-8 is customary)"
 
 
 def _forms(config: Config) -> Iterable[str]:
@@ -190,43 +175,6 @@ def _signal(config: Config) -> Iterable[str]:
             f"rollout.tree.trunks={rollout.tree.trunks} with rollout.tree.rounds=0: every episode "
             "is played from the start, so there are no trees; set rollout.tree.rounds to at least "
             "1, or leave trunks out"
-        )
-    sessions = config.trainer.prompts_per_step * rollout.n
-    if config.actor.updates_per_step > sessions:
-        yield (
-            f"actor.updates_per_step={config.actor.updates_per_step} is more than the {sessions} "
-            "trajectories of a step (trainer.prompts_per_step * rollout.n): "
-            f"use at most {sessions}"
-        )
-
-
-def _rate(config: Config) -> Iterable[str]:
-    """Learning rates that never move a weight, or never arrive."""
-    lr = config.actor.lr
-    if 0 < lr < _MIN_LR:
-        yield (
-            f"actor.lr={lr}: weights are float32 (with actor.precision=bf16 too), where a step "
-            "below 6e-8 of a weight is lost: most would never move; use at least "
-            f"{_MIN_LR:g} (1e-6 is customary), or actor.lr=0 to train nothing"
-        )
-    if config.trainer.total_steps:  # with trainer.epochs the tasks decide; see agentrl.launch
-        yield from warmup_problems(config, total_steps=config.trainer.total_steps)
-
-
-def warmup_problems(config: Config, *, total_steps: int) -> Iterable[str]:
-    """Say whether the learning rate would still be warming up when the run ends.
-
-    Args:
-        total_steps: of the run.
-    """
-    actor = config.actor
-    updates = total_steps * actor.epochs * actor.updates_per_step
-    if 0 < updates <= actor.warmup_steps:
-        yield (
-            f"actor.warmup_steps={actor.warmup_steps} with {updates} optimizer steps in the run "
-            f"({total_steps} steps * actor.epochs={actor.epochs} * "
-            f"actor.updates_per_step={actor.updates_per_step}): the learning rate would not arrive "
-            f"at actor.lr before the end; use at most {updates - 1}, or train longer"
         )
 
 

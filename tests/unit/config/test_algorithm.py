@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config.load import config_dir, load
+from agentrl.dist.config import CriticConfig
 from agentrl.errors import ConfigError
 
 ENV = "env.id=guess_number"
@@ -20,18 +21,18 @@ def refusals(*overrides: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if name not in WITH_CRITIC])
-def test_a_preset_without_a_critic_is_ready_to_run(name: str) -> None:
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_ready_to_run(name: str) -> None:
     assert load([ENV, f"algo={name}"]).algo.advantage
 
 
-@pytest.mark.parametrize("name", WITH_CRITIC)
-def test_a_preset_with_a_critic_says_that_there_is_none_and_what_to_use(name: str) -> None:
-    assert name in PRESETS
-    message = refusals(f"algo={name}")
-    assert message.startswith(f"algo.advantage={WITH_CRITIC[name]} needs a critic")
-    assert "algo=turn_return" in message
-    assert len(message.splitlines()) == 1, "nothing else is wrong with it"
+@pytest.mark.parametrize(("name", "estimator"), WITH_CRITIC.items())
+def test_a_preset_with_a_critic_needs_one_sample_of_a_prompt(name: str, estimator: str) -> None:
+    config = load([ENV, f"algo={name}", "rollout.n=1", "algo.gamma=0.9", "algo.lam=0.5"])
+    assert (config.algo.advantage, config.algo.gamma, config.algo.lam) == (estimator, 0.9, 0.5)
+    assert config.critic.lr > 1e-4, "the recipe of the embedded model"
+    pretrained = load([ENV, f"algo={name}", "model.path=some/model"]).critic
+    assert (pretrained.lr, pretrained.epochs) == (CriticConfig().lr, 1)
 
 
 # Overrides; what the message says, in order; the nearest thing that is meant and works.

@@ -1,0 +1,156 @@
+"""Refuses settings of policy and critic that cannot work, or that nothing reads."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from agentrl.config.environments import credit_configs
+from agentrl.dist.config import CriticConfig, EngineConfig
+from agentrl.errors import AgentRLError
+
+if TYPE_CHECKING:
+    from agentrl.config.schema import Config
+
+_MIN_LR = 1e-9  # AdamW moves a weight by about the rate, and float32 loses 6e-8 of a weight
+
+
+def engine_problems(config: Config) -> Iterable[str]:
+    """Yield what is wrong with ``actor`` and ``critic``, one line each."""
+    yield from _engine("actor", config.actor, config)
+    try:
+        estimators = [credit.advantage for credit in credit_configs(config).values()]
+        has_critic = uses_critic(config)
+    except AgentRLError:  # an estimator that does not exist is refused by its own name
+        return
+    if has_critic:
+        yield from _engine("critic", config.critic, config)
+        yield from _critic(config.critic)
+    else:
+        yield from _idle_critic(config.critic, estimators)
+    if config.trainer.total_steps:  # with trainer.epochs the tasks decide; see agentrl.plan
+        yield from warmup_problems(config, total_steps=config.trainer.total_steps)
+
+
+def uses_critic(config: Config) -> bool:
+    """Whether an estimator of the run reads values.
+
+    Raises:
+        RegistryError: an estimator does not exist.
+        ConfigError: an entry of ``env.mix`` sets what does not exist.
+    """
+    from agentrl.algo.credit import get_estimator
+
+    configs = credit_configs(config).values()
+    return any("values" in get_estimator(credit.advantage).needs for credit in configs)
+
+
+def policy_steps(config: Config, *, total_steps: int) -> int:
+    """Steps of a run of ``total_steps`` in which the policy learns: all but the head start."""
+    return total_steps - (config.critic.head_start_steps if uses_critic(config) else 0)
+
+
+def warmup_problems(config: Config, *, total_steps: int) -> Iterable[str]:
+    """Say which learning rates would still be warming up when the run ends.
+
+    Args:
+        total_steps: of the run.
+    """
+    try:
+        steps = {"actor": policy_steps(config, total_steps=total_steps)}
+        steps |= {"critic": total_steps} if uses_critic(config) else {}
+    except AgentRLError:
+        steps = {"actor": total_steps}
+    if steps["actor"] < 1 <= total_steps:
+        yield (
+            f"critic.head_start_steps={config.critic.head_start_steps} with {total_steps} steps in "
+            f"the run: the policy would never move; use at most {total_steps - 1}, or train longer"
+        )
+        return
+    for key, num_steps in steps.items():
+        engine: EngineConfig = getattr(config, key)
+        updates = num_steps * engine.epochs * engine.updates_per_step
+        if 0 < updates <= engine.warmup_steps:
+            yield (
+                f"{key}.warmup_steps={engine.warmup_steps} with {updates} optimizer steps in the "
+                f"run ({num_steps} steps * {key}.epochs={engine.epochs} * "
+                f"{key}.updates_per_step={engine.updates_per_step}): the learning rate would not "
+                f"arrive at {key}.lr before the end; use at most {updates - 1}, or train longer"
+            )
+
+
+def _engine(key: str, engine: EngineConfig, config: Config) -> Iterable[str]:
+    for name in ("updates_per_step", "epochs", "tokens_per_micro_batch"):
+        if (value := getattr(engine, name)) < 1:
+            yield f"{key}.{name}={value}: must be at least 1"
+    for name in ("lr", "weight_decay", "grad_clip", "warmup_steps"):
+        value = getattr(engine, name)
+        if not (value >= 0 and math.isfinite(value)):
+            yield f"{key}.{name}={value}: must be a finite number of at least 0"
+    if not 0 <= engine.min_lr_fraction <= 1:
+        yield f"{key}.min_lr_fraction={engine.min_lr_fraction}: must be between 0 and 1"
+    if len(engine.betas) != 2 or not all(0 <= beta < 1 for beta in engine.betas):
+        yield (
+            f"{key}.betas={list(engine.betas)}: must be two numbers in [0, 1), "
+            f"for example {key}.betas=[0.9,0.95]"
+        )
+    if not (engine.eps > 0 and math.isfinite(engine.eps)):
+        yield f"{key}.eps={engine.eps}: must be a finite number above 0 (1e-8 is customary)"
+    if 0 < engine.lr < _MIN_LR:
+        yield (
+            f"{key}.lr={engine.lr}: weights are float32 (with {key}.precision=bf16 too), where a "
+            "step below 6e-8 of a weight is lost: most would never move; use at least "
+            f"{_MIN_LR:g} (1e-6 is customary), or {key}.lr=0 to train nothing"
+        )
+    sessions = config.trainer.prompts_per_step * config.rollout.n
+    if engine.updates_per_step > sessions:
+        yield (
+            f"{key}.updates_per_step={engine.updates_per_step} is more than the {sessions} "
+            "trajectories of a step (trainer.prompts_per_step * rollout.n): "
+            f"use at most {sessions}"
+        )
+
+
+def _critic(critic: CriticConfig) -> Iterable[str]:
+    clip = critic.value_clip
+    if clip is not None and not (clip > 0 and math.isfinite(clip)):
+        yield (
+            f"critic.value_clip={clip}: must be a finite number above 0, in units of the return "
+            "(0.5 is customary), or null for no bound"
+        )
+    if critic.head_start_steps < 0:
+        yield f"critic.head_start_steps={critic.head_start_steps}: must be at least 0"
+    if critic.path is not None and not critic.path.strip():
+        yield (
+            f"critic.path={critic.path!r} is empty: give a hub id or a directory, or leave it out "
+            "(critic.path=null), which starts from the policy's own weights"
+        )
+
+
+def _idle_critic(critic: CriticConfig, estimators: Iterable[str]) -> Iterable[str]:
+    """Settings of a critic that the run does not have, but for those of the model's recipe."""
+    idle = dataclasses.asdict(CriticConfig())
+    recipe = idle | _recipe_of_the_embedded_model()
+    for name, value in dataclasses.asdict(critic).items():
+        value = tuple(value) if isinstance(value, list) else value
+        if value not in (idle[name], recipe[name]):
+            yield (
+                f"critic.{name}={value} with algo.advantage="
+                f"{', '.join(dict.fromkeys(estimators))}: there is no critic, since no estimator "
+                "of the run reads values, so it would change nothing; leave it out, or choose "
+                "algo=ppo, turn_ppo or bilevel"
+            )
+
+
+@cache
+def _recipe_of_the_embedded_model() -> dict[str, Any]:
+    """What ``model=tiny`` sets of the critic, for runs that have one."""
+    from omegaconf import OmegaConf
+
+    from agentrl.config.load import config_dir
+
+    recipe: Any = OmegaConf.to_container(OmegaConf.load(config_dir() / "model" / "tiny.yaml"))
+    return dict(recipe.get("critic", {}))
