@@ -17,6 +17,8 @@ import yaml
 
 from agentrl.algo.config import CreditConfig
 from agentrl.algo.loss import make_loss
+from agentrl.cluster import open_cluster
+from agentrl.config.cluster import LOCAL
 from agentrl.config.load import to_dict
 from agentrl.config.schema import Config
 from agentrl.dist.engines.fsdp import FSDPEngine
@@ -92,8 +94,9 @@ async def open_trainer(
     async with AsyncExitStack() as stack:
         run_dir = stack.enter_context(claimed_run_dir(config))
         run_dir.refuse_unwritable()
+        open_rollouts = open_local if config.cluster.kind == LOCAL else open_cluster
         rollouts = await stack.enter_async_context(
-            open_local(config, plan, partial(fit_to_model, plan, config, announce))
+            open_rollouts(config, plan, partial(fit_to_model, plan, config, announce))
         )
         yield _trainer(config, plan, rollouts, run_dir, stack)
 

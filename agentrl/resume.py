@@ -41,6 +41,10 @@ FREE_ON_RESUME = (
     "sandbox.max_open",
     "sandbox.create_timeout_s",
     "rollout.collect_timeout_s",
+    "rollout.workers",
+    "cluster.",
+    "placement.",
+    "weight_sync.",
 )
 # Settings that leave what is computed as it is, but add its numbers up in another order.
 REORDER_ON_RESUME = (

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 
 from agentrl.algo.config import AlgoConfig
 from agentrl.data.config import DataConfig
+from agentrl.dist.cluster_config import ClusterConfig
 from agentrl.dist.config import ActorConfig, CriticConfig, LoraConfig, PlacementConfig
+from agentrl.dist.weight_sync.config import WeightSyncConfig
 from agentrl.env.config import EnvConfig
 from agentrl.reward.config import RewardConfig
 from agentrl.rollout.config import FailureConfig, RolloutConfig
@@ -18,14 +20,6 @@ from agentrl.train.config import (
     TelemetryConfig,
     TrainerConfig,
 )
-
-
-@dataclass(slots=True, kw_only=True)
-class ClusterConfig:
-    """Where the run lives."""
-
-    kind: str = "local"
-    """``local``: one process."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,3 +43,4 @@ class Config:
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     placement: PlacementConfig = field(default_factory=PlacementConfig)
+    weight_sync: WeightSyncConfig = field(default_factory=WeightSyncConfig)

@@ -13,6 +13,8 @@ from agentrl.batch import RowView
 from agentrl.dist.dispatch import Collective, DataParallel, OneToAll
 from agentrl.dist.engine import LossFn, TrainEngine
 from agentrl.dist.ranks import Ranks
+from agentrl.dist.weight_sync.buckets import Bucket
+from agentrl.dist.weight_sync.shipment import Shipment, ship
 from agentrl.dist.worker import Worker, register
 
 COMPUTE_TIMEOUT_S = 3600.0
@@ -93,6 +95,27 @@ class EngineWorker(Worker):
             found.append(item)
             size += item[1].nbytes
         return found if self.ranks.rank == 0 else None
+
+    @register(dispatch=Collective(), timeout_s=STATE_TIMEOUT_S)
+    def ship(
+        self,
+        role: str,
+        *,
+        version: int,
+        bucket_bytes: int,
+        dtypes: Mapping[str, str],
+        put: Callable[[Bucket], Any],
+    ) -> Shipment | None:
+        """Gather an engine's parameters on all ranks; rank 0 packs them and hands them to ``put``.
+
+        Args: see :func:`agentrl.dist.weight_sync.shipment.ship`.
+        """
+        params = self.engines[role].export_params()
+        if self.ranks.rank:
+            for _ in params:  # takes part in gathering
+                pass
+            return None
+        return ship(params, version=version, bucket_bytes=bucket_bytes, dtypes=dtypes, put=put)
 
     @register(dispatch=OneToAll(), timeout_s=STATE_TIMEOUT_S)
     def begin_save(self, role: str, directory: Path) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from agentrl.batch import Batch
 from agentrl.dist.engine import LossFn
 from agentrl.dist.engine_worker import STATE_TIMEOUT_S
+from agentrl.dist.weight_sync.buckets import Bucket
+from agentrl.dist.weight_sync.shipment import Shipment
 from agentrl.dist.worker_group import WorkerGroup
 from agentrl.errors import CheckpointError
 
@@ -74,6 +77,27 @@ class GroupEngine:
         self.group.call("begin_export", self.role)
         while found := self.group.call("next_params", self.role, _EXPORT_BYTES):
             yield from found
+
+    def ship(
+        self,
+        *,
+        version: int,
+        bucket_bytes: int,
+        dtypes: Mapping[str, str],
+        put: Callable[[Bucket], Any],
+    ) -> Shipment:
+        """Pack the parameters where rank 0 is; what comes here are references.
+
+        Args: see :func:`agentrl.dist.weight_sync.shipment.ship`; ``put`` can be pickled.
+        """
+        return self.group.call(
+            "ship",
+            self.role,
+            version=version,
+            bucket_bytes=bucket_bytes,
+            dtypes=dict(dtypes),
+            put=put,
+        )
 
     def save(self, directory: Path) -> GroupSave:
         """See :meth:`~agentrl.dist.engine.TrainEngine.save`."""

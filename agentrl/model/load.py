@@ -81,13 +81,7 @@ def load_with_weights(
     Raises:
         ModelError: the weights are those of another model.
     """
-    with quiet_transformers():
-        try:
-            config = AutoConfig.from_pretrained(folder)
-        except (OSError, ValueError) as error:
-            raise ModelError(f"no usable configuration in {str(folder)!r}: {error}") from error
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        tokenizer = _load_tokenizer(_Source(str(folder)), str(folder))
+    model, tokenizer = _build(folder)
     try:
         missing, unexpected = model.load_state_dict(dict(weights), strict=False)
     except RuntimeError as error:  # a shape differs
@@ -106,6 +100,29 @@ def load_with_weights(
     return LoadedModel(
         model=model.to(resolve_device(device)).eval(), tokenizer=tokenizer, source=str(folder)
     )
+
+
+def load_untrained(folder: Path, *, device: str, source: str) -> LoadedModel:
+    """Build a model from configuration and tokenizer in ``folder``, with random weights.
+
+    Raises:
+        ModelError: there is no usable configuration or tokenizer.
+    """
+    model, tokenizer = _build(folder)
+    return LoadedModel(
+        model=model.to(resolve_device(device)).eval(), tokenizer=tokenizer, source=source
+    )
+
+
+def _build(folder: Path) -> tuple[Any, Any]:
+    """Return the module, with random weights, and the tokenizer that ``folder`` describes."""
+    with quiet_transformers():
+        try:
+            config = AutoConfig.from_pretrained(folder)
+        except (OSError, ValueError) as error:
+            raise ModelError(f"no usable configuration in {str(folder)!r}: {error}") from error
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        return model, _load_tokenizer(_Source(str(folder)), str(folder))
 
 
 def resolve_device(device: str) -> str:

@@ -73,7 +73,10 @@ class RolloutConfig(LoopLimits):
     max_staleness: int = 0
     """Policy versions a trajectory may lag behind the one it trains. 0 is on-policy."""
     concurrency: int = 256
-    """Trajectories in flight at once."""
+    """Trajectories in flight at once, in all processes together."""
+    workers: int = 1
+    """Processes that play episodes, each with an engine, environments, tools and sandboxes of its
+    own; more than one needs ``cluster=ray``."""
 
     def __post_init__(self) -> None:
         """Leave the limits to ``validate``, which names every problem of a run at once."""

@@ -234,7 +234,7 @@ def _pack(sessions: Sequence[Trajectory]) -> Batch | None:
     if not segments:
         return None
     fields = {
-        name: [torch.from_numpy(getattr(segment, name)) for _, _, segment in segments]
+        name: [torch.tensor(getattr(segment, name)) for _, _, segment in segments]
         for name in ("ids", "loss_mask", "logprobs")
     }
     fields["turn"] = [_turn_of_token(sessions[s], index) for s, index, _ in segments]

@@ -1,0 +1,234 @@
+"""A run on Ray, as its driver sees it: what is started, and where episodes are played."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from agentrl.agent.renderer import Renderer
+from agentrl.config.cluster import placement_of, rollout_share
+from agentrl.config.schema import Config
+from agentrl.dist.engine import TrainEngine
+from agentrl.dist.rollout_pool import RolloutPool
+from agentrl.dist.rollout_worker import ProcessSetup
+from agentrl.dist.weight_sync.config import WeightSyncConfig
+from agentrl.errors import ConfigError
+from agentrl.model.blueprint import Blueprint
+from agentrl.model.load import LoadedModel
+from agentrl.plan import Plan
+from agentrl.playground import Playground, open_playground, open_policy, open_sandboxes
+from agentrl.rollout.engine import RolloutEngine
+from agentrl.rollout.groups import GroupPlan
+from agentrl.rollout.producer import RunGroup
+from agentrl.rollout.tasks import Dispatch
+from agentrl.rollouts import FitToModel, OneOwner
+from agentrl.train.environments import make_environments
+from agentrl.train.parts import Placement, Weights
+from agentrl.types import Task, TrajectoryGroup
+
+MIB = 1 << 20
+
+
+# ---------------------------------------------------------------- in a rollout worker's process
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class HostSpec:
+    """What a rollout worker opens. Can be pickled."""
+
+    config: Config
+    groups: Mapping[str, GroupPlan]
+    """By purpose."""
+    blueprint: Blueprint
+    examples: list[Task]
+    """Shown to a reward function before it grades."""
+
+
+@dataclass(slots=True, frozen=True)
+class PlaygroundHost:
+    """A playground behind the two things that a worker asks of it."""
+
+    ground: Playground
+    runners: Mapping[str, RunGroup]
+
+    @property
+    def engine(self) -> RolloutEngine:
+        """What is sampled."""
+        return self.ground.engine
+
+    async def run_group(self, purpose: str, dispatch: Dispatch) -> TrajectoryGroup:
+        """Sample one prompt."""
+        return await self.runners[purpose](dispatch)
+
+
+@asynccontextmanager
+async def open_host(spec: HostSpec) -> AsyncIterator[PlaygroundHost]:
+    """Open everything that plays, with weights that are yet to come.
+
+    Raises:
+        AgentRLError: whatever of it cannot be used in this process.
+    """
+    environments = make_environments(spec.config.env, spec.config.tools)
+    model = await asyncio.to_thread(spec.blueprint.build, device=spec.config.model.device)
+    async with open_playground(
+        spec.config, environments, examples=spec.examples, served=model
+    ) as ground:
+        runners = {name: ground.groups(spec.config, plan) for name, plan in spec.groups.items()}
+        yield PlaygroundHost(ground, runners)
+
+
+# ---------------------------------------------------------------- in the driver
+
+
+@dataclass(slots=True, frozen=True)
+class ClusterRollouts:
+    """Rollout workers as Ray actors; a :class:`~agentrl.rollouts.Rollouts`."""
+
+    model: LoadedModel
+    pool: RolloutPool
+    config: Config
+
+    def runner(self, purpose: str) -> RunGroup:
+        """Return what has a group played by the worker with the fewest of them."""
+        return partial(self.pool.run_group, purpose)
+
+    def weights(self, actor: TrainEngine) -> Weights:
+        """Return what carries the policy of ``actor`` to every worker."""
+        return ClusterWeights(self.pool, actor, self.config.weight_sync)
+
+    def placement(self, actor: TrainEngine) -> Placement:
+        """Return who owns the GPUs when."""
+        if rollout_share(self.config).shared:
+            return SharedDevices(self.pool, actor)
+        return OneOwner()
+
+
+class ClusterWeights:
+    """Publishes a training engine through Ray's object store."""
+
+    def __init__(self, pool: RolloutPool, actor: TrainEngine, config: WeightSyncConfig) -> None:
+        self._pool = pool
+        self._actor = actor
+        self._config = config
+
+    async def publish(self, *, version: int) -> dict[str, Any]:
+        """Pack, send, load and compare; see :meth:`RolloutPool.load`.
+
+        Returns:
+            ``weight_sync/{seconds,bytes,checksum_ok}``, and what became of workers and groups since
+            the start of the run: ``cluster/{rollout_worker_restarts,replayed_groups}``.
+        """
+        from agentrl.dist.weight_sync.object_store import ship_to_store
+
+        start = time.perf_counter()
+        shipment = await asyncio.to_thread(
+            ship_to_store,
+            self._actor,
+            version=version,
+            bucket_bytes=self._config.bucket_mb * MIB,
+            dtypes=self._pool.dtypes,
+        )
+        await self._pool.load(shipment, timeout_s=self._config.timeout_s)
+        return {
+            "weight_sync/seconds": time.perf_counter() - start,
+            "weight_sync/bytes": float(shipment.num_bytes),
+            "weight_sync/checksum_ok": 1.0,
+            "cluster/rollout_worker_restarts": self._pool.num_restarts,
+            "cluster/replayed_groups": self._pool.num_replayed,
+        }
+
+
+class SharedDevices:
+    """Rollout workers sleep while the training ranks, on the same GPUs, train."""
+
+    def __init__(self, pool: RolloutPool, actor: TrainEngine) -> None:
+        self._pool = pool
+        self._actor = actor
+
+    @asynccontextmanager
+    async def _training(self) -> AsyncIterator[None]:
+        await self._pool.sleep()
+        await asyncio.to_thread(self._actor.onload)
+        yield  # an error ends the run: nobody has to wake up after it
+        await asyncio.to_thread(self._actor.offload)
+        await self._pool.wake()
+
+    def training(self) -> AbstractAsyncContextManager[None]:
+        """Hold the devices for an update."""
+        return self._training()
+
+
+@asynccontextmanager
+async def open_cluster(
+    config: Config, plan: Plan, fit: FitToModel
+) -> AsyncIterator[ClusterRollouts]:
+    """Be connected to Ray, with every rollout worker open; leaving ends what was started.
+
+    Raises:
+        ConfigError: Ray is not installed or does not answer, or has not what the run needs.
+        AgentRLError: whatever of the run cannot be used.
+    """
+    try:
+        from agentrl.dist.ray_cluster import ray_cluster
+    except ModuleNotFoundError as error:
+        raise ConfigError("cluster=ray needs Ray: pip install 'agentrl[ray]'") from error
+
+    with ray_cluster(
+        config.cluster.address,
+        num_cpus=max(len(os.sched_getaffinity(0)), cpus_needed(config)),
+        runtime_env=config.cluster.runtime_env or None,
+        timeout_s=config.cluster.start_timeout_s,
+    ):
+        async with open_sandboxes(config.sandbox) as sandboxes:  # for demonstrations
+            model = await open_policy(_on_cpu(config), plan.environments, sandboxes)
+        fit(Renderer(model.tokenizer))
+        pool = _rollout_pool(config, plan, Blueprint.of(model))
+        await pool.start()
+        try:
+            yield ClusterRollouts(model, pool, config)
+        finally:
+            await pool.close()
+
+
+def cpus_needed(config: Config) -> int:
+    """Return the cores that a cluster must be able to reserve: those of ranks and workers."""
+    pools = placement_of(config).pools.values()
+    ranks = sum(pool.ranks * pool.cpus_per_rank for pool in pools) or 1
+    workers = config.rollout.workers * config.cluster.cpus_per_rollout_worker
+    return int(-(-(ranks + workers) // 1))
+
+
+def _on_cpu(config: Config) -> Config:
+    """The driver reads the model; it computes nothing with it."""
+    return replace(config, model=replace(config.model, device="cpu"))
+
+
+def _rollout_pool(config: Config, plan: Plan, blueprint: Blueprint) -> RolloutPool:
+    from agentrl.dist.ray_rollout import RolloutResources, ray_spawner
+
+    share = rollout_share(config)
+    concurrency = -(-config.rollout.concurrency // config.rollout.workers)
+    own = replace(
+        config,
+        model=replace(config.model, device="cuda" if share.gpus else "cpu"),
+        rollout=replace(config.rollout, concurrency=concurrency),
+    )
+    spec = HostSpec(config=own, groups=plan.groups, blueprint=blueprint, examples=plan.examples)
+    spawn = ray_spawner(
+        partial(open_host, spec),
+        ProcessSetup.of_this_process(num_threads=config.trainer.num_threads),
+        RolloutResources(cpus=share.cpus, gpus=share.gpus, max_groups=concurrency),
+    )
+    return RolloutPool(
+        spawn,
+        num_workers=config.rollout.workers,
+        max_groups=concurrency,
+        max_restarts=config.cluster.max_restarts,
+        start_timeout_s=config.cluster.start_timeout_s,
+    )

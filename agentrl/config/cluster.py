@@ -1,0 +1,121 @@
+"""What a run takes of a cluster, and settings of it that cannot work together."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from agentrl.dist.config import PlacementConfig, PoolConfig
+from agentrl.dist.placement import DEFAULT_POOL
+
+if TYPE_CHECKING:
+    from agentrl.config.schema import Config
+
+LOCAL, RAY = "local", "ray"
+_RANK_SHARE = 0.6
+"""Of a GPU that a training rank shares with rollout workers. Above a half, so that Ray never gives
+two ranks the same one; memory is not divided by it, since they take turns."""
+_MAX_WORKERS = 4096
+
+
+@dataclass(slots=True, frozen=True)
+class RolloutShare:
+    """What Ray reserves for one rollout worker."""
+
+    cpus: float
+    gpus: float
+    shared: bool
+    """On a GPU that a training rank has too."""
+
+
+def placement_of(config: Config) -> PlacementConfig:
+    """Return which role lives in which pool, with the ranks that ``cluster.gpus`` asks for."""
+    pools = dict(config.placement.pools)
+    if config.cluster.gpus and DEFAULT_POOL not in pools:
+        alone = config.cluster.gpus_per_rollout_worker is not None
+        pools[DEFAULT_POOL] = PoolConfig(
+            ranks=config.cluster.gpus, gpus_per_rank=1.0 if alone else _RANK_SHARE
+        )
+    return replace(config.placement, pools=pools)
+
+
+def rollout_share(config: Config) -> RolloutShare:
+    """Return what each of ``rollout.workers`` takes."""
+    cpus, gpus = config.cluster.cpus_per_rollout_worker, config.cluster.gpus_per_rollout_worker
+    if gpus is not None:
+        return RolloutShare(cpus, gpus, shared=False)
+    pool = placement_of(config).pools.get(DEFAULT_POOL, PoolConfig())
+    left = 1.0 - pool.gpus_per_rank
+    if not pool.gpus_per_rank or left <= 0:  # CPUs only, or ranks that leave nothing
+        return RolloutShare(cpus, 1.0 if pool.gpus_per_rank else 0.0, shared=False)
+    on_each = -(-config.rollout.workers // pool.ranks)
+    return RolloutShare(cpus, math.floor(1000 * left / on_each) / 1000, shared=True)
+
+
+def cluster_problems(config: Config) -> Iterator[str]:
+    """Say what of ``cluster`` and of the number of processes cannot work."""
+    cluster = config.cluster
+    if cluster.kind == LOCAL:
+        yield from _local_problems(config)
+        return
+    if cluster.kind != RAY:
+        return  # told among the choices
+    if importlib.util.find_spec("ray") is None:
+        yield "cluster=ray needs Ray: pip install 'agentrl[ray]'"
+    if not 1 <= config.rollout.workers <= _MAX_WORKERS:
+        yield f"rollout.workers={config.rollout.workers}: must be between 1 and {_MAX_WORKERS}"
+    if cluster.gpus < 0:
+        yield f"cluster.gpus={cluster.gpus}: must be at least 0"
+    if cluster.max_restarts < 0:
+        yield f"cluster.max_restarts={cluster.max_restarts}: must be at least 0"
+    above_zero = {
+        "cluster.start_timeout_s": cluster.start_timeout_s,
+        "cluster.cpus_per_rollout_worker": cluster.cpus_per_rollout_worker,
+        "weight_sync.timeout_s": config.weight_sync.timeout_s,
+        "weight_sync.bucket_mb": config.weight_sync.bucket_mb,
+    }
+    for key, value in above_zero.items():
+        if not (value > 0 and math.isfinite(value)):
+            yield f"{key}={value:g}: must be a finite number above 0"
+    yield from _gpu_problems(config)
+
+
+def _local_problems(config: Config) -> Iterator[str]:
+    pool = config.placement.pools.get(DEFAULT_POOL, PoolConfig())
+    needs_cluster = {
+        f"rollout.workers={config.rollout.workers}": config.rollout.workers != 1,
+        f"cluster.address={config.cluster.address!r}": config.cluster.address is not None,
+        f"cluster.gpus={config.cluster.gpus}": config.cluster.gpus != 0,
+        f"placement.pools.{DEFAULT_POOL}.ranks={pool.ranks}": pool.ranks != 1,
+    }
+    for setting, is_set in needs_cluster.items():
+        if is_set:
+            yield f"{setting}: one process is all that cluster=local has; add cluster=ray"
+
+
+def _gpu_problems(config: Config) -> Iterator[str]:
+    gpus = config.cluster.gpus_per_rollout_worker
+    if gpus is not None and not (0 <= gpus <= 1 or (gpus > 1 and gpus == int(gpus))):
+        yield (
+            f"cluster.gpus_per_rollout_worker={gpus:g}: write 0, a part of one GPU, or a whole "
+            "number; null shares those of the training ranks"
+        )
+    if DEFAULT_POOL in config.placement.pools and config.cluster.gpus:
+        yield (
+            f"cluster.gpus={config.cluster.gpus} with placement.pools.{DEFAULT_POOL}: both say how "
+            "many ranks train; leave one of them out"
+        )
+    if rollout_share(config).shared and config.rollout.max_staleness:
+        yield (
+            f"rollout.max_staleness={config.rollout.max_staleness} with rollout workers that share "
+            "the GPUs of the training ranks: while those train, nothing can be sampled; set "
+            "cluster.gpus_per_rollout_worker=1 for GPUs of their own, or max_staleness=0"
+        )
+    if config.model.device.startswith("cuda"):
+        yield (
+            f"model.device={config.model.device!r} with cluster=ray: Ray says which GPU a process "
+            "has; leave it at auto, and set cluster.gpus"
+        )
