@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from agentrl.dist.sharded_state import load_full, read_values
 from agentrl.telemetry.trajectory_io import iter_stored, read_trajectories, tokens_path
 from agentrl.train.open_model import open_run_model
+from agentrl.train.state_file import read_state
 from agentrl.types import Trajectory
 
 HERE = Path(__file__).parent
@@ -45,10 +47,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-def start(cache: Path, *arguments: str) -> subprocess.Popen[str]:
+def start(
+    cache: Path, *arguments: str, program: Sequence[str] = ("-m", "agentrl.cli.main")
+) -> subprocess.Popen[str]:
     env = os.environ | {"AGENTRL_CACHE": str(cache), "OMP_WAIT_POLICY": "PASSIVE"}
     return subprocess.Popen(
-        [sys.executable, "-m", "agentrl.cli.main", *arguments],
+        [sys.executable, *program, *arguments],
         env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -109,6 +113,29 @@ def test_two_halves_around_a_kill_equal_the_whole_bit_for_bit(
     _assert_same_run(whole_run, run)
 
 
+@pytest.mark.parametrize(("moment", "step"), [("collect", 4), ("update", 3)])
+def test_sigterm_saves_and_what_is_resumed_equals_the_whole_bit_for_bit(
+    cache: Path, whole_run: Path, tmp_path: Path, moment: str, step: int
+) -> None:
+    """What is being collected is given up; an update that has begun is finished first."""
+    run = tmp_path / "run"
+    process = start(
+        cache,
+        *("train", "--env", "code_sandbox", *SMALL, f"trainer.run_dir={run}"),
+        *("trainer.total_steps=4", "trainer.save_every=2"),
+        program=[str(HERE / "sigterm_at.py"), moment, str(step)],
+    )
+    _, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 75, err[-6000:]
+    last = err.splitlines()[-1]
+    assert "Preempted: stopped by SIGTERM after step 3 of 4" in last
+    assert f"agentrl train --resume {run}" in last
+    names = [path.name for path in (run / "checkpoints").iterdir()]
+    assert sorted(names) == ["step_000002", "step_000003"]
+    agentrl(cache, "train", "--resume", str(run))
+    _assert_same_run(whole_run, run)
+
+
 def _wait_for(path: Path, process: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + TIMEOUT_S
     while not path.exists():
@@ -125,10 +152,16 @@ def _assert_same_run(one: Path, two: Path) -> None:
         assert first.keys() == second.keys()
         for name in first:
             assert torch.equal(first[name], second[name]), (step, name)
-    states = [load_file(run / "checkpoints/step_000004/tensors.safetensors") for run in (one, two)]
-    assert states[0].keys() == states[1].keys()
-    for name, value in states[0].items():
-        assert torch.equal(value, states[1][name]), name
+    actors = [run / "checkpoints" / "step_000004" / "actor" for run in (one, two)]
+    first, second = (load_full(actor) for actor in actors)
+    assert first.keys() == second.keys()
+    assert any(name.startswith("optimizer/exp_avg_sq/") for name in first)
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+    assert read_values(actors[0]) == read_values(actors[1])
+    states = [read_state(actor.parent) for actor in actors]
+    for part in ("progress", "rng", "versions"):
+        assert states[0][part] == states[1][part], part
 
 
 def test_every_trajectory_is_exact_to_the_token(whole_run: Path) -> None:
