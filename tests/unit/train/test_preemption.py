@@ -1,0 +1,80 @@
+"""SIGTERM reaches a run wherever it is, and it ends in time whatever it does."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from agentrl.train.preemption import stop_on_sigterm
+
+_PROGRAM = """
+import asyncio, os, signal, sys, time
+from agentrl.train.preemption import stop_on_sigterm
+
+def term():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+async def obedient():
+    stop = asyncio.Event()
+    with stop_on_sigterm(lambda why: stop.set(), grace_s=60, how_to_go_on="go on"):
+        term()
+        await stop.wait()
+    print("ended by itself")
+
+async def deaf():  # the loop does not turn
+    with stop_on_sigterm(lambda why: None, grace_s=0.2, how_to_go_on="resume it like this"):
+        term()
+        time.sleep(60)
+
+async def stubborn_at_its_end():
+    with stop_on_sigterm(lambda why: None, grace_s=0.2, how_to_go_on="resume it like this"):
+        term()
+    await asyncio.sleep(60)  # parts that do not close
+
+async def told_twice():
+    with stop_on_sigterm(lambda why: None, grace_s=60, how_to_go_on="go on"):
+        term()
+        await asyncio.sleep(0)
+        term()
+        await asyncio.sleep(60)
+
+asyncio.run(locals()[sys.argv[1]]())
+"""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("case", "status", "says"),
+    [
+        ("obedient", 0, "ended by itself"),
+        ("deaf", 75, "not ended within trainer.grace_s=0.2; resume it like this"),
+        ("stubborn_at_its_end", 75, "resume it like this"),
+        ("told_twice", -signal.SIGTERM, ""),
+    ],
+)
+def test_a_run_that_is_told_to_stop_ends(case: str, status: int, says: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, case], capture_output=True, text=True, timeout=50
+    )
+    assert done.returncode == status, done.stderr
+    assert says in done.stdout + done.stderr
+
+
+def test_the_handler_of_before_is_back_afterwards_and_other_threads_have_none() -> None:
+    async def run() -> object:
+        with stop_on_sigterm(lambda why: None, grace_s=60, how_to_go_on=""):
+            return signal.getsignal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    assert asyncio.run(run()) is not before
+    assert signal.getsignal(signal.SIGTERM) is before
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.append(asyncio.run(run())))
+    thread.start()
+    thread.join(timeout=30)
+    assert found == [before]
