@@ -19,8 +19,10 @@ from agentrl.algo.config import CreditConfig
 from agentrl.algo.loss import make_loss
 from agentrl.cluster import open_cluster
 from agentrl.config.cluster import LOCAL
+from agentrl.config.engines import policy_steps, uses_critic
 from agentrl.config.load import to_dict
 from agentrl.config.schema import Config
+from agentrl.dist.engine import TrainEngine
 from agentrl.dist.engines.fsdp import FSDPEngine
 from agentrl.dist.ranks import Ranks
 from agentrl.errors import ConfigError
@@ -38,8 +40,10 @@ from agentrl.telemetry.tracker import MissingExtraError, TrackedRun, build_track
 from agentrl.train.assemble import assemble
 from agentrl.train.checkpoint import CheckpointStore
 from agentrl.train.credit import has_signal
+from agentrl.train.critic import Critic
 from agentrl.train.evaluate import Evaluator, choose_tasks
 from agentrl.train.learner import Learner
+from agentrl.train.open_critic import open_trunk
 from agentrl.train.open_model import keep_model_files
 from agentrl.train.preemption import stop_on_sigterm
 from agentrl.train.progress import Progress
@@ -113,9 +117,11 @@ def _trainer(
         keep_best=config.trainer.keep_best,
     )
     stack.callback(checkpoints.close)
-    engines = {"actor": actor}
+    engines: dict[str, TrainEngine] = {"actor": actor}
+    if uses_critic(config):
+        engines["critic"] = _critic(config, plan, rollouts.model)
     seed_rng(config.trainer.seed)
-    learner = _learner(config, plan.credit, rollouts.model, actor, run_dir)
+    learner = _learner(config, plan.credit, rollouts.model, engines, run_dir)
     feed = open_feed(
         plan.tasks,
         plan.environments,
@@ -159,14 +165,27 @@ def _trainer(
 
 
 def _actor(config: Config, plan: Plan, model: LoadedModel) -> FSDPEngine:
-    updates_per_step = config.actor.epochs * config.actor.updates_per_step
+    num_steps = policy_steps(config, total_steps=plan.num_steps)
     return FSDPEngine(
         model.model,
         model.tokenizer,
         config.actor,
         ranks=Ranks.single(model.model.device),
         temperature=config.rollout.temperature,
-        total_updates=plan.num_steps * updates_per_step,
+        total_updates=num_steps * config.actor.epochs * config.actor.updates_per_step,
+        deterministic=config.trainer.deterministic,
+    )
+
+
+def _critic(config: Config, plan: Plan, model: LoadedModel) -> FSDPEngine:
+    trunk = open_trunk(config.critic, model)
+    return FSDPEngine(
+        trunk.model,
+        trunk.tokenizer,
+        config.critic,
+        ranks=Ranks.single(trunk.model.device),
+        head="value",
+        total_updates=plan.num_steps * config.critic.epochs * config.critic.updates_per_step,
         deterministic=config.trainer.deterministic,
     )
 
@@ -175,10 +194,10 @@ def _learner(
     config: Config,
     credit: Mapping[str, CreditConfig],
     model: LoadedModel,
-    actor: FSDPEngine,
+    engines: Mapping[str, TrainEngine],
     run_dir: RunDir,
 ) -> Learner:
-    """Build the algorithm, with the reference policy where the KL is on."""
+    """Build the algorithm, with the reference policy where the KL is on, and a critic if any."""
     reference = None
     if config.algo.kl.coef:
         reference = open_reference(
@@ -188,8 +207,11 @@ def _learner(
             precision=config.actor.precision,
             resumed=config.trainer.resume is not None,
         )
+    critic = None
+    if "critic" in engines:
+        critic = Critic(engine=engines["critic"], config=config.critic, seed=config.trainer.seed)
     return Learner(
-        actor,
+        engines["actor"],
         algo=config.algo,
         credit=credit,
         token_loss=make_loss(config.algo.loss, config.algo.loss_kwargs),
@@ -197,6 +219,7 @@ def _learner(
         loss_agg_tokens=config.algo.loss_agg_tokens or config.rollout.max_response_tokens,
         seed=config.trainer.seed,
         reference=reference,
+        critic=critic,
     )
 
 

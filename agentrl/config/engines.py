@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl.config.environments import credit_configs
 from agentrl.dist.config import CriticConfig, EngineConfig
 from agentrl.errors import AgentRLError
+from agentrl.train.config import TINY
 
 if TYPE_CHECKING:
     from agentrl.config.schema import Config
@@ -126,6 +127,11 @@ def _critic(critic: CriticConfig) -> Iterable[str]:
     if critic.path is not None and not critic.path.strip():
         yield (
             f"critic.path={critic.path!r} is empty: give a hub id or a directory, or leave it out "
+            "(critic.path=null), which starts from the policy's own weights"
+        )
+    elif critic.path == TINY:
+        yield (
+            f"critic.path={TINY}: the embedded model is made anew for the policy; leave it out "
             "(critic.path=null), which starts from the policy's own weights"
         )
 

@@ -48,6 +48,7 @@ def test_policy_and_critic_have_the_same_ranges(override: str, words: str) -> No
         ("value_clip=inf", "critic.value_clip=inf: must be"),
         ("head_start_steps=-1", "critic.head_start_steps=-1: must be at least 0"),
         ("head_start_steps=20", "the policy would never move; use at most 19"),
+        ("path=tiny", "critic.path=tiny: .*leave it out"),
         ("path=''", "critic.path='' is empty: .*critic.path=null"),
     ],
 )
