@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from agentrl.batch import Batch
+from agentrl.dist.balance import partition_rows
 
 
 @dataclass(slots=True, frozen=True)
@@ -208,17 +209,6 @@ class DataParallel:
         if name in self.replicated:
             return values[0]
         return max(values) if name.endswith("_max") else sum(values)
-
-
-def partition_rows(lengths: Sequence[int], parts: int) -> list[list[int]]:
-    """Deal rows to ``parts`` ranks, longest first, each to the rank with the fewest tokens."""
-    dealt: list[list[int]] = [[] for _ in range(parts)]
-    tokens = [0] * parts
-    for row in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
-        least = tokens.index(min(tokens))
-        dealt[least].append(row)
-        tokens[least] += lengths[row]
-    return [sorted(rows) for rows in dealt]
 
 
 def scatter_tokens(values: Sequence[Tensor], shards: Sequence[Shard]) -> Tensor:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
-from agentrl.batch import Batch
-
+from agentrl.batch import Batch, RowView
 
 
 def plan_micro_batches(lengths: Sequence[int], tokens_per_micro_batch: int) -> list[list[int]]:
-    """Group rows of similar length, each group padded to its longest within the budget.
+    """Group rows of similar length, each group's tokens within the budget.
 
-    Rows are taken in order of (length, index), so the plan depends on nothing but the arguments,
-    and little is padded. A row longer than the budget gets a micro-batch of its own: rows are
-    never cut or dropped.
+    Rows are taken in order of (length, index), so the plan depends on nothing but the arguments. A
+    row longer than the budget gets a micro-batch of its own: rows are never cut or dropped.
 
     Args:
         lengths: tokens of each row.
-        tokens_per_micro_batch: most ``rows * longest row`` of one micro-batch.
+        tokens_per_micro_batch: most tokens of one micro-batch; rows are packed, without padding.
 
     Returns:
         Row indices of every micro-batch; each row stands in exactly one.
@@ -27,25 +25,35 @@ def plan_micro_batches(lengths: Sequence[int], tokens_per_micro_batch: int) -> l
     if tokens_per_micro_batch < 1:
         raise ValueError(f"tokens_per_micro_batch={tokens_per_micro_batch}: must be at least 1")
     plan: list[list[int]] = []
-    current: list[int] = []
+    num_tokens = 0
     for row in sorted(range(len(lengths)), key=lambda row: (lengths[row], row)):
-        # In this order the row at hand is the longest so far.
-        if current and lengths[row] * (len(current) + 1) > tokens_per_micro_batch:
-            plan.append(current)
-            current = []
-        current.append(row)
-    if current:
-        plan.append(current)
+        if not plan or num_tokens + lengths[row] > tokens_per_micro_batch:
+            plan.append([])
+            num_tokens = 0
+        plan[-1].append(row)
+        num_tokens += lengths[row]
     return plan
 
 
-def micro_batches(batch: Batch, tokens_per_micro_batch: int) -> Iterator[tuple[Batch, list[int]]]:
-    """Yield parts of ``batch`` and their row indices, without the rows that train nothing."""
-    trained = torch.zeros(batch.num_rows, dtype=torch.int64).index_add(
-        0, batch.row_of_token, batch.tokens["loss_mask"].long()
-    )
-    rows = trained.nonzero().squeeze(1).tolist()
+def plan_trained_rows(batch: Batch | RowView, tokens_per_micro_batch: int) -> list[list[int]]:
+    """Plan the rows of ``batch`` in which a token is trained; the others have nothing to say."""
+    rows = batch.sum_by_row("loss_mask").nonzero().squeeze(1)
     lengths = batch.lengths[rows].tolist()
-    for plan in plan_micro_batches(lengths, tokens_per_micro_batch):
-        chosen = [rows[index] for index in plan]
-        yield batch.select(chosen), chosen
+    indices = rows.tolist()
+    return [
+        [indices[index] for index in group]
+        for group in plan_micro_batches(lengths, tokens_per_micro_batch)
+    ]
+
+
+def dummy_batch() -> Batch:
+    """Return one trained token behind another: what a rank scores that has run out of rows.
+
+    Sharded weights are gathered by all ranks together, so all take the same number of passes.
+    """
+    return Batch.from_rows(
+        {
+            "ids": [torch.zeros(2, dtype=torch.int64)],
+            "loss_mask": [torch.tensor([False, True])],
+        }
+    )

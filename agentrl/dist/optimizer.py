@@ -1,9 +1,12 @@
-"""AdamW over a module's parameters."""
+"""AdamW over a module's parameters, and the norm of their gradient."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from agentrl.dist.config import OptimizerConfig
 
@@ -25,3 +28,22 @@ def build_adamw(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
         eps=config.eps,
         fused=True,
     )
+
+
+def clip_gradient(parameters: Iterable[nn.Parameter], limit: float) -> float:
+    """Scale gradients down to an L2 norm of ``limit`` over all of them; 0 does not clip.
+
+    Sharded gradients count whole: ranks call it together and get the same norm.
+
+    Returns:
+        The norm before; where it is not finite, gradients are not to be used.
+    """
+    trained = [value for value in parameters if value.grad is not None]
+    norm = torch.nn.utils.get_total_norm(
+        [value.grad for value in trained if value.grad is not None]
+    )
+    if isinstance(norm, DTensor):
+        norm = norm.full_tensor()
+    if limit:
+        torch.nn.utils.clip_grads_with_norm_(trained, limit, norm)
+    return float(norm)

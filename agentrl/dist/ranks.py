@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -103,9 +104,11 @@ def _arrangement(place: Ranks) -> tuple[DeviceMesh, ProcessGroup | None]:
             names = ("replicate", "shard")
             grid = everyone.view(-1, shard_size)
             mesh = DeviceMesh(place.device.type, grid, mesh_dim_names=names)
-        group = None
+        group: ProcessGroup | None = None
         if place.sequence_parallel > 1:
-            group, _ = dist.new_subgroups(place.sequence_parallel)
+            found, _ = dist.new_subgroups(place.sequence_parallel)
+            assert isinstance(found, ProcessGroup), "this rank is in one of them"
+            group = found
         _ARRANGEMENTS[key] = (mesh, group)
     return _ARRANGEMENTS[key]
 
@@ -149,6 +152,13 @@ def join_ranks(
             f"{error}. Look whether all ranks started and reach that address"
         ) from error
     return Ranks(device=device, rank=rank, world_size=world_size)
+
+
+def group_of_one(device: torch.device) -> None:
+    """Make a default process group of this process alone, unless there is one."""
+    if not dist.is_initialized():
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(f"{device.type}:{backend}", store=HashStore(), rank=0, world_size=1)
 
 
 def leave_ranks() -> None:

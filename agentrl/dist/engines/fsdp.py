@@ -1,31 +1,35 @@
-"""The training engine: one process that holds the whole model.
+"""The training engine: a model whole on one process, or in shards over the ranks of a group.
 
-Parameters, gradients and optimizer state live in one place; with several ranks the same engine
-shards them, with the same results.
+All ranks call the same methods together, each with its own rows; what they compute is what one
+process with all rows would.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import Tensor
-from transformers.utils import logging
+from torch import Tensor, nn
 
-from agentrl.batch import Batch
-from agentrl.dist.config import EngineConfig
+from agentrl.batch import Batch, RowView
+from agentrl.dist.config import EngineConfig, Offload, Precision
 from agentrl.dist.determinism import require_deterministic_kernels
 from agentrl.dist.engine import LossFn, PendingSave
-from agentrl.dist.inference import autocast, infer_batch
-from agentrl.dist.micro_batch import micro_batches
-from agentrl.dist.optimizer import build_adamw
-from agentrl.dist.ranks import Ranks
+from agentrl.dist.export import live_tensors, save_pretrained
+from agentrl.dist.inference import infer_batch
+from agentrl.dist.metrics import MetricSum
+from agentrl.dist.micro_batch import dummy_batch, plan_trained_rows
+from agentrl.dist.offload import HostShelf
+from agentrl.dist.open_packed import open_packed
+from agentrl.dist.optimizer import build_adamw, clip_gradient
+from agentrl.dist.packed_model import Head
+from agentrl.dist.ranks import Ranks, group_of_one
 from agentrl.dist.schedule import learning_rate
 from agentrl.dist.scoring import TokenScorer
+from agentrl.dist.sharding import ShardedModel, full_tensor
 from agentrl.dist.train_state import TrainState
 
 
@@ -33,16 +37,22 @@ class FSDPEngine:
     """A :class:`~agentrl.dist.engine.TrainEngine` over a causal language model of transformers.
 
     Args:
-        model: an ``AutoModelForCausalLM`` in float32, on the device to train on.
+        model: an ``AutoModelForCausalLM``; float32 where it is trained. Rank 0's weights count:
+            other ranks may come with the model on the meta device. Sharded, it stays in use as the
+            module that it is.
         tokenizer: saved beside exported weights; None exports weights alone.
         config: optimizer, precision and layout (an ``ActorConfig`` is one).
         ranks: where this process stands among those that hold the model.
         head: ``language`` answers ``logprobs``, ``entropy`` and ``sum_pi_squared``; ``value`` is a
-            critic's.
+            critic's, which starts at 0 and answers ``values`` and ``next_values``.
         temperature: of the sampled distribution whose log-probabilities are computed.
         total_updates: optimizer steps of the whole run, where the schedule needs them.
-        deterministic: same inputs, same bits (on one machine and number of threads).
+        deterministic: same inputs, same bits (on one machine and number of threads and ranks).
         trainable: False only reads: no optimizer, no gradients.
+
+    Raises:
+        ConfigError: the settings do not fit the number of ranks or of attention heads.
+        ModelError: the model cannot be run, or not in the way asked for.
     """
 
     def __init__(
@@ -52,7 +62,7 @@ class FSDPEngine:
         config: EngineConfig,
         *,
         ranks: Ranks,
-        head: Literal["language", "value"] = "language",
+        head: Head = "language",
         temperature: float = 1.0,
         total_updates: int | None = None,
         deterministic: bool = True,
@@ -60,19 +70,31 @@ class FSDPEngine:
     ) -> None:
         if deterministic:
             require_deterministic_kernels()
-        self.model = model
-        self.tokenizer = tokenizer
         # Dropout must be off: log-probabilities are compared with those of the rollout engine.
         model.eval()
-        model.requires_grad_(trainable)
+        self.model = model
+        self.tokenizer = tokenizer
+        self._config = config
+        self._total_updates = total_updates
+        is_mixed = config.precision is Precision.bf16
+        if is_mixed and ranks.world_size == 1:
+            group_of_one(ranks.device)
         self.ranks = ranks.arranged(
             shard_size=config.shard_size, sequence_parallel=config.sequence_parallel
         )
-        self._config = config
-        self._precision = config.precision
-        self._total_updates = total_updates
-        self._scorer = TokenScorer(model, temperature=temperature)
-        self._optimizer = build_adamw(model, config)
+        self._packed = open_packed(model, config, self.ranks, head=head)
+        if not trainable:
+            self._packed.requires_grad_(False)
+        # Alone and in float32 there is nothing to shard and nothing to cast.
+        self._sharded = (
+            ShardedModel(self._packed, self.ranks, config.precision)
+            if is_mixed or self.ranks.world_size > 1
+            else None
+        )
+        self._scorer = TokenScorer(self._packed, temperature=temperature)
+        self._optimizer = build_adamw(self._packed, config) if trainable else None
+        self._weights_shelf = HostShelf(self.ranks.device)
+        self._moments_shelf = HostShelf(self.ranks.device)
         self.num_updates = 0
         """Optimizer steps taken."""
         self.num_skipped = 0
@@ -87,57 +109,70 @@ class FSDPEngine:
         )
 
     def train_mini_batch(
-        self,
-        batch: Batch,
-        loss_fn: LossFn,
-        *,
-        tokens_per_micro_batch: int,
+        self, batch: Batch | RowView, loss_fn: LossFn, *, tokens_per_micro_batch: int
     ) -> dict[str, float]:
-        """Accumulate gradients over micro-batches, clip, step.
+        """Accumulate gradients over micro-batches and ranks, clip, step.
+
+        Args:
+            batch: this rank's rows, maybe none.
 
         Returns:
-            The summed metrics of ``loss_fn`` (``*_max``: their maximum), and ``grad_norm``
-            (before clipping), ``lr``, ``micro_batches``, ``skipped``. A gradient that is not
-            finite leaves weights, optimizer and schedule as they were, with ``skipped`` = 1. A
-            batch without any trained token changes nothing (``micro_batches`` = 0).
+            The metrics of ``loss_fn`` over this rank's rows (sums; of ``*_max`` the maximum), and
+            the same on all ranks: ``grad_norm`` (before clipping), ``lr``, ``micro_batches``,
+            ``skipped``. A gradient that is not finite leaves weights, optimizer and schedule as
+            they were, with ``skipped`` = 1. A mini-batch without any trained token on any rank
+            changes nothing (``micro_batches`` = 0).
         """
-        metrics: dict[str, float] = {}
-        num_micro_batches = 0
-        for part, _ in micro_batches(batch, tokens_per_micro_batch):
-            with autocast(self.model.device, self._precision):
+        self._onload_weights()
+        plan = plan_trained_rows(batch, tokens_per_micro_batch)
+        num_passes = self.ranks.largest(len(plan))
+        metrics = MetricSum()
+        for index in range(num_passes):
+            if self._sharded is not None:
+                self._sharded.begin_micro_batch(is_last=index == num_passes - 1)
+            if index < len(plan):
+                part = batch.select(plan[index])
                 scores = self._scorer(part, fields=loss_fn.fields)
-            loss, found = loss_fn(scores, _to_device(part, self.model.device))
+                loss, found = loss_fn(scores, _to_device(part, self.ranks.device))
+                metrics.add(found)
+            else:
+                # Out of rows before others are: takes part in what all ranks do together.
+                scores = self._scorer(dummy_batch(), fields=loss_fn.fields)
+                loss = torch.stack([score.sum() for score in scores.values()]).sum() * 0.0
             loss.backward()
-            _merge(metrics, found)
-            num_micro_batches += 1
-        metrics["micro_batches"] = num_micro_batches
-        if num_micro_batches:
-            metrics |= self._apply_gradient()
-        return metrics
+        total = metrics.result() | {"micro_batches": num_passes}
+        return total | self._apply_gradient() if num_passes else total
 
     def infer_batch(
-        self, batch: Batch, *, tokens_per_micro_batch: int, fields: Sequence[str] = ("logprobs",)
+        self,
+        batch: Batch | RowView,
+        *,
+        tokens_per_micro_batch: int,
+        fields: Sequence[str] = ("logprobs",),
     ) -> dict[str, Tensor]:
-        """Score every trained token; see :meth:`~agentrl.dist.engine.TrainEngine.infer_batch`."""
-        return infer_batch(
+        """Score this rank's rows; see :meth:`~agentrl.dist.engine.TrainEngine.infer_batch`."""
+        self._onload_weights()
+        found = infer_batch(
             self._scorer,
             batch,
             tokens_per_micro_batch=tokens_per_micro_batch,
             fields=fields,
-            precision=self._precision,
+            num_passes=self.ranks.largest,
         )
+        self._release()
+        return found
 
     def export_params(self) -> Iterator[tuple[str, Tensor]]:
-        """Stream parameters and persistent buffers by their names in ``state_dict``.
+        """Stream parameters and persistent buffers by the names that transformers saves them under.
 
-        Tied tensors come once, under the first of their names. The tensors are the live ones: a
-        receiver that keeps them must copy.
+        Tied tensors come once, under the first of their names. Of a sharded model one whole tensor
+        exists at a time, on every rank's device; ranks go through the stream together. Tensors of a
+        model on one process are the live ones: a receiver that keeps them must copy.
         """
-        seen: set[int] = set()
-        for name, value in self.model.state_dict(keep_vars=True).items():
-            if id(value) not in seen:
-                seen.add(id(value))
-                yield name, value.detach()
+        self._onload_weights()
+        self._release()
+        for name, value in live_tensors(self._packed):
+            yield name, full_tensor(value.detach())
 
     def save(self, directory: Path) -> PendingSave:
         """Begin to write all that resuming needs; see ``TrainEngine.save``."""
@@ -153,28 +188,71 @@ class FSDPEngine:
         counters = self._state().load(directory)
         self.num_updates, self.num_skipped = counters["num_updates"], counters["num_skipped"]
 
+    def export_pretrained(self, directory: Path) -> None:
+        """Write weights, configuration and tokenizer as transformers loads them, from rank 0.
+
+        The value head of a critic is not among them.
+        """
+        whole = None if self._sharded is None else self._whole_on_host()
+        if self.ranks.rank == 0:
+            self._onload_weights()
+            save_pretrained(self.model, self.tokenizer, directory, whole)
+
+    def onload(self) -> None:
+        """Bring weights back to the device; the optimizer's moments follow when a step needs them.
+
+        Every method that finds something offloaded does so by itself.
+        """
+        self._onload_weights()
+
+    def offload(self) -> None:
+        """Move to host memory what ``offload`` says."""
+        self._release()
+        if self._config.offload is not Offload.none and self._optimizer is not None:
+            self._moments_shelf.put(
+                value for state in self._optimizer.state.values() for value in state.values()
+            )
+        if self._config.offload is Offload.all:
+            self._weights_shelf.put(self._packed.parameters())
+
+    def _onload_weights(self) -> None:
+        if not self._weights_shelf.is_empty:
+            self._weights_shelf.take_back()
+
+    def _onload_moments(self) -> None:
+        if not self._moments_shelf.is_empty:
+            self._moments_shelf.take_back()
+
+    def _release(self) -> None:
+        if self._sharded is not None:
+            self._sharded.release()
+
+    def _whole_on_host(self) -> dict[str, Tensor]:
+        """Gather the weights of the model, on rank 0; nothing is kept on the others."""
+        keep = self.ranks.rank == 0
+        return {name: value.cpu() for name, value in self.export_params() if keep}
+
     def _state(self) -> TrainState:
+        self._onload_weights()
+        self._onload_moments()
+        self._release()
+        model = dict(live_tensors(self._packed))
+        assert self._optimizer is not None, "a frozen engine has no state of its own"
         return TrainState(
-            model=dict(self.export_params()),
-            parameters=dict(self.model.named_parameters()),
+            model={name: value.detach() for name, value in model.items()},
+            parameters={n: value for n, value in model.items() if isinstance(value, nn.Parameter)},
             optimizer=self._optimizer,
             rank=self.ranks.rank,
-            device=self.model.device,
+            device=self.ranks.device,
         )
 
-    def export_pretrained(self, directory: Path) -> None:
-        """Write weights, configuration and tokenizer as transformers loads them."""
-        with _quiet():
-            self.model.save_pretrained(directory)
-        if self.tokenizer is not None:
-            self.tokenizer.save_pretrained(directory)
-
     def _apply_gradient(self) -> dict[str, float]:
+        assert self._optimizer is not None, "a frozen engine is not trained"
         lr = self.learning_rate
-        limit = self._config.grad_clip or math.inf
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit))
+        norm = clip_gradient(self._packed.parameters(), self._config.grad_clip)
         finite = math.isfinite(norm)
         if finite:
+            self._onload_moments()
             for group in self._optimizer.param_groups:
                 group["lr"] = lr
             self._optimizer.step()
@@ -185,18 +263,6 @@ class FSDPEngine:
         return {"grad_norm": norm, "lr": lr, "skipped": float(not finite)}
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep transformers from drawing progress bars over the run's own display."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
 def _to_device(batch: Batch, device: torch.device) -> Batch:
     """Move the token fields; the layout stays on the CPU, where it is read."""
     return Batch(
@@ -204,11 +270,3 @@ def _to_device(batch: Batch, device: torch.device) -> Batch:
         {name: value.to(device) for name, value in batch.tokens.items()},
         {name: value.to(device) for name, value in batch.rows.items()},
     )
-
-
-def _merge(total: dict[str, float], found: Mapping[str, float]) -> None:
-    for name, value in found.items():
-        if name.endswith("_max"):
-            total[name] = max(total.get(name, value), value)
-        else:
-            total[name] = total.get(name, 0.0) + value

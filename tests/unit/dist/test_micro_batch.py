@@ -12,8 +12,12 @@ def test_every_row_once_and_within_the_budget(lengths: list[int], budget: int) -
     plan = plan_micro_batches(lengths, budget)
     assert sorted(row for part in plan for row in part) == list(range(len(lengths)))
     for part in plan:
-        padded = max(lengths[row] for row in part) * len(part)
-        assert padded <= budget or len(part) == 1
+        assert sum(lengths[row] for row in part) <= budget or len(part) == 1
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(50, 120))
+def test_no_more_micro_batches_than_twice_the_fewest(lengths: list[int], budget: int) -> None:
+    assert len(plan_micro_batches(lengths, budget)) <= 2 * sum(lengths) / budget + 1
 
 
 def test_a_row_longer_than_the_budget_is_alone_not_cut() -> None:
@@ -22,7 +26,8 @@ def test_a_row_longer_than_the_budget_is_alone_not_cut() -> None:
 
 def test_rows_of_like_length_share_a_micro_batch_in_a_fixed_order() -> None:
     lengths = [9, 1, 9, 1, 1]
-    assert plan_micro_batches(lengths, 18) == [[1, 3, 4], [0, 2]]
+    assert plan_micro_batches(lengths, 18) == [[1, 3, 4, 0], [2]]
+    assert plan_micro_batches([9, 1, 9, 9], 18) == [[1, 0], [2, 3]]
 
 
 def test_an_impossible_budget_is_refused() -> None:
