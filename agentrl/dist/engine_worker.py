@@ -125,7 +125,8 @@ class EngineWorker(Worker):
         self._saves[role, directory] = executor.submit(pending.wait)
         executor.shutdown(wait=False)
 
-    @register(dispatch=OneToAll())
+    # It waits its turn behind a pass that the rank has begun.
+    @register(dispatch=OneToAll(), timeout_s=COMPUTE_TIMEOUT_S + STATE_TIMEOUT_S)
     def is_saved(self, role: str, directory: Path) -> bool:
         """Whether this rank's part of a state is on disk.
 
