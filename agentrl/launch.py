@@ -131,7 +131,8 @@ def _trainer(
     )
     progress = restore(config, checkpoints, engines, learner, feed, run_dir)
     run_dir.write_config(yaml.safe_dump(to_dict(config), sort_keys=False))
-    keep_model_files(rollouts.model, run_dir.path)
+    frozen = actor if config.lora.rank else None
+    keep_model_files(rollouts.model, run_dir.path, frozen=frozen)
     buffer = RolloutBuffer(
         prompts_per_step=config.trainer.prompts_per_step,
         max_staleness=config.rollout.max_staleness,

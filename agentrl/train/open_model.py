@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from torch import Tensor
 
+from agentrl.dist.config import LoraConfig
+from agentrl.dist.engine import TrainEngine
+from agentrl.dist.lora import attach_adapters, is_adapter
 from agentrl.dist.sharded_state import load_full
 from agentrl.dist.train_state import MODEL_PREFIX
 from agentrl.errors import CheckpointError
@@ -96,17 +102,57 @@ def open_run_model(
     if checkpoint is None:
         raise CheckpointError(f"the run {str(run)!r} has no checkpoint yet: nothing to load")
     weights = load_full(checkpoint.of_engine("actor"), prefix=MODEL_PREFIX)
+    if any(map(is_adapter, weights)):
+        weights = _merged(run / MODEL_FOLDER, weights, LoraConfig(**checkpoint.config["lora"]))
     loaded = load_with_weights(run / MODEL_FOLDER, weights, device=device)
     return replace(loaded, source=f"{run} step {checkpoint.step}")
 
 
-def keep_model_files(model: LoadedModel, run: Path) -> None:
-    """Write configuration and tokenizer into a run directory, so that it stands alone."""
+def keep_model_files(model: LoadedModel, run: Path, *, frozen: TrainEngine | None = None) -> None:
+    """Write into a run directory what its checkpoints lack, so that it stands alone.
+
+    That is configuration and tokenizer, once.
+
+    Args:
+        frozen: of a run that trains adapters: what they are attached to is written as well.
+    """
     folder = run / MODEL_FOLDER
-    if not folder.is_dir():
-        folder.mkdir()
-        model.model.config.save_pretrained(folder)
-        model.tokenizer.save_pretrained(folder)
+    if folder.is_dir():
+        return
+    writing = run / f".writing-{MODEL_FOLDER}"
+    shutil.rmtree(writing, ignore_errors=True)  # of a start that was killed
+    writing.mkdir()
+    if frozen is not None:  # adapters that were not trained yet add nothing
+        frozen.export_pretrained(writing)
+    else:
+        model.model.config.save_pretrained(writing)
+        model.tokenizer.save_pretrained(writing)
+    writing.rename(folder)
+
+
+def _merged(folder: Path, adapters: Mapping[str, Tensor], config: LoraConfig) -> dict[str, Tensor]:
+    """Return the weights of the frozen model in ``folder`` with adapters added to them.
+
+    Raises:
+        CheckpointError: they are those of another model.
+    """
+    attached = attach_adapters(load_model(str(folder), device="cpu").model, config, seed=0)
+    own = dict(attached.tensors(_itself))
+    found = {name: adapters[name].shape for name in adapters if is_adapter(name)}
+    if found != {name: value.shape for name, value in own.items()}:
+        raise CheckpointError(
+            f"the adapters of the checkpoint are not those of the model in {str(folder)!r} under "
+            f"lora.rank={config.rank}, lora.target_modules={config.target_modules!r}: was one of "
+            "the two replaced?"
+        )
+    with torch.no_grad():
+        for name, value in own.items():
+            value.copy_(adapters[name])
+    return dict(attached.merged(_itself))
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 class _Show:

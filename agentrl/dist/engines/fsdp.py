@@ -20,6 +20,7 @@ from agentrl.dist.determinism import require_deterministic_kernels
 from agentrl.dist.engine import LossFn, PendingSave
 from agentrl.dist.export import live_tensors, save_pretrained
 from agentrl.dist.inference import infer_batch
+from agentrl.dist.lora import base_name
 from agentrl.dist.metrics import MetricSum
 from agentrl.dist.micro_batch import dummy_batch, plan_trained_rows
 from agentrl.dist.offload import HostShelf
@@ -91,7 +92,9 @@ class FSDPEngine:
             if is_mixed or self.ranks.world_size > 1
             else None
         )
-        self._scorer = TokenScorer(self._packed, temperature=temperature)
+        self._scorer = TokenScorer(
+            self._packed, temperature=temperature, group=self.ranks.sequence_group
+        )
         self._optimizer = build_adamw(self._packed, config) if trainable else None
         self._weights_shelf = HostShelf(self.ranks.device)
         self._moments_shelf = HostShelf(self.ranks.device)
@@ -236,11 +239,17 @@ class FSDPEngine:
         self._onload_weights()
         self._onload_moments()
         self._release()
-        model = dict(live_tensors(self._packed))
         assert self._optimizer is not None, "a frozen engine has no state of its own"
+        live = {base_name(name): value for name, value in live_tensors(self._packed)}
+        trained = {name: value for name, value in live.items() if value.requires_grad}
         return TrainState(
-            model={name: value.detach() for name, value in model.items()},
-            parameters={n: value for n, value in model.items() if isinstance(value, nn.Parameter)},
+            # What adapters are attached to is frozen, and not of the state; buffers are.
+            model={
+                name: value.detach()
+                for name, value in live.items()
+                if name in trained or not isinstance(value, nn.Parameter)
+            },
+            parameters={n: value for n, value in trained.items() if isinstance(value, nn.Parameter)},
             optimizer=self._optimizer,
             rank=self.ranks.rank,
             device=self.ranks.device,
