@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from agentrl.dist.sharded_state import (
@@ -36,7 +36,7 @@ class TrainState:
 
     model: Mapping[str, Tensor]
     """What is trained, and persistent buffers, by the names that they are exported under."""
-    parameters: Mapping[str, nn.Parameter]
+    parameters: Mapping[str, Tensor]
     """What the optimizer moves, by the same names."""
     optimizer: Optimizer
     rank: int = 0
@@ -93,7 +93,7 @@ class TrainState:
                 moments.setdefault(name, {})[kind] = empty
         return moments
 
-    def _parameter(self, name: str) -> nn.Parameter:
+    def _parameter(self, name: str) -> Tensor:
         if name not in self.parameters:
             raise CheckpointError(
                 f"the checkpoint belongs to another model: it holds the optimizer's state of "

@@ -249,7 +249,7 @@ class FSDPEngine:
                 for name, value in live.items()
                 if name in trained or not isinstance(value, nn.Parameter)
             },
-            parameters={n: value for n, value in trained.items() if isinstance(value, nn.Parameter)},
+            parameters=trained,
             optimizer=self._optimizer,
             rank=self.ranks.rank,
             device=self.ranks.device,
