@@ -50,6 +50,7 @@ FREE_ON_RESUME = (
 REORDER_ON_RESUME = (
     "placement.",
     "cluster.",
+    "rollout.workers",
     "trainer.num_threads",
     "model.device",
     *(
@@ -117,10 +118,10 @@ def restore(
 ) -> Progress:
     """Load the newest sound checkpoint into the parts of a run where it is resumed.
 
+    A run that was killed before its first checkpoint starts again at step 0.
+
     Args:
         engines: by role: those that the checkpoint holds.
-
-    A run that was killed before its first checkpoint starts again at step 0.
 
     Raises:
         CheckpointError: every checkpoint is damaged, or settings that change the training, or the
@@ -155,7 +156,7 @@ def restore(
 
 def _refuse_another_training(saved: Mapping[str, Any], config: Config) -> None:
     # A longer run is the same run only where the learning rate does not depend on its length.
-    constant = config.actor.schedule is Schedule.constant
+    constant = all(e.schedule is Schedule.constant for e in (config.actor, config.critic))
     length = ("trainer.total_steps", "trainer.epochs") if constant else ()
     free = (*FREE_ON_RESUME, *REORDER_ON_RESUME, *length)
     refuse_changed_settings(saved, to_dict(config), free=free)
