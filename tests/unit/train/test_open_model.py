@@ -68,7 +68,8 @@ def _run_of_three(run: Path, scores: tuple[float | None, ...]) -> list[Tensor]:
 
 def test_a_run_gives_its_newest_its_best_or_any_policy(tmp_path: Path) -> None:
     logits = _run_of_three(tmp_path / "run", (0.1, 0.9, None))
-    for choice, index in (({}, 2), ({"best": True}, 1), ({"step": 1}, 0)):
+    choices: list[dict[str, Any]] = [{"step": 1}, {"best": True}, {}]
+    for index, choice in enumerate(choices):
         loaded = open_run_model(tmp_path / "run", device="cpu", **choice)
         assert torch.equal(_logits(loaded.model), logits[index]), choice
         assert loaded.source.endswith(f"step {index + 1}")
