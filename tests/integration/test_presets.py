@@ -1,4 +1,4 @@
-"""Every preset of the algorithm that needs no critic trains, by ``algo=NAME`` alone."""
+"""Every preset of the algorithm trains, by ``algo=NAME`` alone."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from agentrl.launch import open_trainer
 from agentrl.telemetry.run_dir import RunDir
 from agentrl.telemetry.trajectory_io import StoredTrajectory, iter_stored
 from agentrl.train.learner import Learner
+from agentrl.train.trainer import Trainer
 
-NEED_A_CRITIC = {"ppo", "turn_ppo", "bilevel"}
-PRESETS = sorted({path.stem for path in (config_dir() / "algo").glob("*.yaml")} - NEED_A_CRITIC)
+PRESETS = sorted(path.stem for path in (config_dir() / "algo").glob("*.yaml"))
 # Rewards by turn, so that every group has a signal. Two threads would only wait for each other.
 SMALL = [
     "env.id=guess_number",
@@ -45,7 +45,8 @@ class Run:
 
     path: Path
     learner: Learner
-    has_moved: bool
+    has_moved: dict[str, bool]
+    """By role: whether any weight changed."""
     lines: list[dict[str, Any]] = field(default_factory=list)
     """Metrics of the training steps."""
 
@@ -69,19 +70,24 @@ def shared_start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 async def train(path: Path, *overrides: str) -> Run:
     config = load([*SMALL, f"trainer.run_dir={path}", *overrides])
     async with open_trainer(config) as trainer:
-        before = {name: value.clone() for name, value in _weights(trainer.actor).items()}
+        before = _weights(trainer)
         async with asyncio.timeout(200):
             await trainer.fit()
-        after = _weights(trainer.actor)
-        moved = any(not torch.equal(before[name], value) for name, value in after.items())
+        moved = {
+            role: any(not torch.equal(before[role][name], value) for name, value in after.items())
+            for role, after in _weights(trainer).items()
+        }
         assert isinstance(trainer.learner, Learner)
         run = Run(path=path, learner=trainer.learner, has_moved=moved)
     run.lines = [json.loads(line) for line in RunDir(path).metrics_path.open()][1:]
     return run
 
 
-def _weights(actor: Any) -> dict[str, torch.Tensor]:
-    return dict(actor.model.named_parameters())
+def _weights(trainer: Trainer) -> dict[str, dict[str, torch.Tensor]]:
+    return {
+        role: {name: value.clone() for name, value in engine.export_params()}
+        for role, engine in trainer.engines.items()
+    }
 
 
 def turn_advantages(stored: StoredTrajectory) -> list[np.ndarray]:
@@ -199,7 +205,42 @@ def turn_return(run: Run) -> None:
     assert all(0 < mass < 1 for mass in masses)
 
 
+def learns_values(run: Run) -> None:
+    first, second = run.lines
+    for line in run.lines:
+        # The recipe of the embedded model: four passes in two mini-batches.
+        assert line["critic/updates"] == 8 and line["critic/skipped_updates"] == 0
+        assert line["critic/lr"] == 2e-3 and line["critic/grad_norm"] > 0
+        assert 0 <= line["critic/vf_clipfrac"] <= 1 and np.isfinite(line["critic/loss"])
+    assert first["critic/explained_variance"] == 0, "a new value head says 0 of every state"
+    assert second["critic/explained_variance"] not in (0, None)
+    assert second["critic/vpred_mean"] != 0
+
+
+def ppo(run: Run) -> None:
+    learns_values(run)
+    per_turn = [np.unique(turn) for stored in run.stored() for turn in turn_advantages(stored)]
+    assert max(map(len, per_turn)) > 1, "tokens of a turn have advantages of their own"
+    assert [line["credit/advantage_std"] for line in run.lines] == pytest.approx([1, 1], abs=0.05)
+
+
+def turn_ppo(run: Run) -> None:
+    learns_values(run)
+    credits_turns(run)
+    assert run.learner.algo.loss_agg == "turn-mean"
+
+
+def bilevel(run: Run) -> None:
+    learns_values(run)
+    first_step = list(iter_stored(RunDir(run.path).trajectories_path(1)))
+    # With values of 0 and no discount inside a turn its tokens share what the turn earned.
+    for stored in first_step:
+        assert all(np.ptp(turn) < 1e-6 for turn in turn_advantages(stored))
+    assert any(np.ptp(turn) > 1e-3 for stored in run.stored() for turn in turn_advantages(stored))
+
+
 CHECKS: dict[str, Callable[[Run], None]] = {
+    "bilevel": bilevel,
     "cispo": cispo,
     "dapo": dapo,
     "dr_grpo": dr_grpo,
@@ -207,19 +248,26 @@ CHECKS: dict[str, Callable[[Run], None]] = {
     "grpo": grpo,
     "gspo": gspo,
     "opo": opo,
+    "ppo": ppo,
     "reinforce_pp": reinforce_pp,
     "remax": remax,
     "rloo": rloo,
+    "turn_ppo": turn_ppo,
     "turn_return": turn_return,
 }
-# Without rewards by turn most groups of a model that can do little have no signal: refilled.
-OWN_SETTINGS = {"dapo": ["env.kwargs.turn_reward=0"]}
+OWN_SETTINGS = {
+    # Without rewards by turn most groups of a model that can do little have no signal: refilled.
+    "dapo": ["env.kwargs.turn_reward=0"],
+    # Nothing is compared within groups: one sample of a prompt is enough.
+    "ppo": ["rollout.n=1", "trainer.prompts_per_step=16"],
+}
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_trains_and_shows_its_own_parts(name: str, tmp_path: Path) -> None:
     run = asyncio.run(train(tmp_path / "run", f"algo={name}", *OWN_SETTINGS.get(name, [])))
-    assert run.has_moved, "no weight changed"
+    with_critic = {"critic"} if name in ("bilevel", "ppo", "turn_ppo") else set()
+    assert run.has_moved == dict.fromkeys({"actor"} | with_critic, True), "weights that changed"
     assert [line["step"] for line in run.lines] == [1, 2]
     for line in run.lines:
         assert line["actor/updates"] == 2 and line["actor/skipped_updates"] == 0

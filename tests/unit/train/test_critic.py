@@ -18,7 +18,10 @@ from agentrl.algo.config import (
 )
 from agentrl.algo.loss import make_loss
 from agentrl.dist.config import ActorConfig, CriticConfig
+from agentrl.dist.engines.fsdp import FSDPEngine
+from agentrl.dist.ranks import Ranks
 from agentrl.errors import TrainingError
+from agentrl.testing.random_models import build
 from agentrl.testing.sessions import make_group, make_session
 from agentrl.testing.table_engine import TableEngine
 from agentrl.train.assemble import TrainBatch, assemble
@@ -192,7 +195,7 @@ def test_the_critic_moves_towards_its_targets_and_the_policy_does_not_move_it() 
     _, _, targets = of_critic(batch)
     for token, target in zip([0, 1, 2, 4, 5], targets, strict=True):
         want = VALUES[token] - 0.1 * (VALUES[token] - target) / 5
-        assert float(table.table[token]) == pytest.approx(want)
+        assert table.table[token].item() == pytest.approx(want)
     assert table.table[[3, 6, 7]].tolist() == [VALUES[3], VALUES[6], VALUES[7]]
     assert engine.table.tolist() == [-0.5] * 8
     errors = [VALUES[t] - r for t, r in zip([0, 1, 2, 4, 5], targets, strict=True)]
@@ -285,3 +288,26 @@ def test_boundaries_of_turns_are_found_within_rows_and_sessions() -> None:
     assert packed is not None
     places, following = turn_boundaries(packed)
     assert places.tolist() == [2, 8] and following.tolist() == [1, 4]
+
+
+def test_a_value_head_on_a_model_comes_to_tell_good_states_from_bad_ones() -> None:
+    """Sessions that begin with token 3 earn 1, those that begin with token 4 nothing."""
+    config = CriticConfig(lr=1e-2, epochs=60, value_clip=None, tokens_per_micro_batch=20)
+    engine = FSDPEngine(build("qwen3"), None, config, ranks=Ranks.single("cpu"), head="value")
+    algo = AlgoConfig(advantage="gae", advantage_kwargs=RAW)
+    made, _, _ = learner(algo)
+    made.critic = Critic(engine=engine, config=config, seed=0)
+
+    def step() -> tuple[TrainBatch, dict[str, float]]:
+        sessions = [make_session(f"{i}", float(i % 2), [TWO_TURNS]) for i in range(6)]
+        for i, one in enumerate(sessions):
+            one.segments[0].ids[0] = 3 if i % 2 else 4
+        batch, _ = credited(sessions, made)
+        return batch, made.update(batch, 0)
+
+    first, before = step()
+    assert of_critic(first)[1] == [0.0] * 30 and before["critic/explained_variance"] == 0
+    second, after = step()
+    assert after["critic/explained_variance"] > 0.9
+    assert all(abs(a) < 0.3 for name in "01" for a in advantages_of(second, name))
+    assert max(abs(a) for a in advantages_of(first, "1")) == 1.0
