@@ -14,16 +14,17 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from agentrl.batch import Batch, RowView
 from agentrl.dist.config import LoraConfig
 from agentrl.errors import ConfigError
 from agentrl.seeding import derive_seed
@@ -34,6 +35,18 @@ _BASE = ".base_layer."
 _A, _B = "lora_A", "lora_B"
 _MAX_NAMES = 12
 _Linear: TypeAlias = nn.Linear | Conv1D
+
+
+class AdaptedEngine(Protocol):
+    """A training engine that may have adapters."""
+
+    adapters: Adapters | None
+
+    def infer_batch(
+        self, batch: Batch | RowView, *, tokens_per_micro_batch: int, fields: Sequence[str]
+    ) -> dict[str, Tensor]:
+        """See :meth:`~agentrl.dist.engine.TrainEngine.infer_batch`."""
+        ...
 
 
 class Adapters:
@@ -69,8 +82,7 @@ class Adapters:
                 on every rank.
 
         Yields:
-            Name before adapters were attached, and tensor; tied ones once. Adapted weights are
-            float32.
+            Name before adapters were attached, and tensor in float32; tied ones once.
         """
         seen: set[int] = set()
         for name, value in self.model.state_dict(keep_vars=True).items():
@@ -81,7 +93,8 @@ class Adapters:
             if layer and kind == "weight":
                 yield f"{layer}.weight", self._merged_weight(layer, value, full)
             else:
-                yield base_name(name), full(value.detach())
+                whole = full(value.detach())
+                yield base_name(name), whole.float() if whole.is_floating_point() else whole
 
     def tensors(self, full: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Stream the adapters' own tensors: ``<layer>.lora_A.weight`` [rank, in], ``lora_B``."""
@@ -119,6 +132,33 @@ class Adapters:
         # a sharded model may hold elsewhere just then.
         for adapted in self.layers.values():
             adapted._disable_adapters = disabled
+
+
+class WithoutAdapters:
+    """The policy that a run with adapters started from: its actor, with them left out.
+
+    No second copy of the weights: the reference of a KL for nothing but its forward pass.
+
+    Args:
+        engine: trains adapters.
+    """
+
+    def __init__(self, engine: AdaptedEngine) -> None:
+        self._engine = engine
+
+    def infer_batch(
+        self,
+        batch: Batch | RowView,
+        *,
+        tokens_per_micro_batch: int,
+        fields: Sequence[str] = ("logprobs",),
+    ) -> dict[str, Tensor]:
+        """Score this rank's rows; see :meth:`~agentrl.dist.engine.TrainEngine.infer_batch`."""
+        assert self._engine.adapters is not None, "an engine without adapters is no reference"
+        with self._engine.adapters.disabled():
+            return self._engine.infer_batch(
+                batch, tokens_per_micro_batch=tokens_per_micro_batch, fields=fields
+            )
 
 
 def attach_adapters(model: Any, config: LoraConfig, *, seed: int, source: str = "") -> Adapters:

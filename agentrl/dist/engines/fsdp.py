@@ -20,7 +20,7 @@ from agentrl.dist.determinism import require_deterministic_kernels
 from agentrl.dist.engine import LossFn, PendingSave
 from agentrl.dist.export import live_tensors, save_pretrained
 from agentrl.dist.inference import infer_batch
-from agentrl.dist.lora import base_name
+from agentrl.dist.lora import Adapters, base_name
 from agentrl.dist.metrics import MetricSum
 from agentrl.dist.micro_batch import dummy_batch, plan_trained_rows
 from agentrl.dist.offload import HostShelf
@@ -50,6 +50,7 @@ class FSDPEngine:
         total_updates: optimizer steps of the whole run, where the schedule needs them.
         deterministic: same inputs, same bits (on one machine and number of threads and ranks).
         trainable: False only reads: no optimizer, no gradients.
+        adapters: of the model, where they are trained in its place.
 
     Raises:
         ConfigError: the settings do not fit the number of ranks or of attention heads.
@@ -68,6 +69,7 @@ class FSDPEngine:
         total_updates: int | None = None,
         deterministic: bool = True,
         trainable: bool = True,
+        adapters: Adapters | None = None,
     ) -> None:
         if deterministic:
             require_deterministic_kernels()
@@ -75,6 +77,7 @@ class FSDPEngine:
         model.eval()
         self.model = model
         self.tokenizer = tokenizer
+        self.adapters = adapters
         self._config = config
         self._total_updates = total_updates
         is_mixed = config.precision is Precision.bf16
@@ -170,10 +173,14 @@ class FSDPEngine:
 
         Tied tensors come once, under the first of their names. Of a sharded model one whole tensor
         exists at a time, on every rank's device; ranks go through the stream together. Tensors of a
-        model on one process are the live ones: a receiver that keeps them must copy.
+        model on one process are the live ones: a receiver that keeps them must copy. Adapters are
+        merged, which leaves weights as they are.
         """
         self._onload_weights()
         self._release()
+        if self.adapters is not None:
+            yield from self.adapters.merged(full_tensor)
+            return
         for name, value in live_tensors(self._packed):
             yield name, full_tensor(value.detach())
 
@@ -196,7 +203,8 @@ class FSDPEngine:
 
         The value head of a critic is not among them.
         """
-        whole = None if self._sharded is None else self._whole_on_host()
+        is_live = self._sharded is None and self.adapters is None
+        whole = None if is_live else self._whole_on_host()
         if self.ranks.rank == 0:
             self._onload_weights()
             save_pretrained(self.model, self.tokenizer, directory, whole)
