@@ -272,6 +272,97 @@ def test_a_turn_level_critic_read_at_the_first_token_would_bias_the_tokens_of_a_
     assert float(error.abs().max()) > 0.01
 
 
+def exact_values(mdp: MDP) -> dict[str, float]:
+    """What a perfect critic says of every state: the expected return from there on."""
+    return {
+        name: sum(probability(episode) * earned(episode) for episode in mdp.episodes(name))
+        for name in mdp.states
+    }
+
+
+def with_perfect_critic(mdp: MDP, episode: Episode, *, turns: int | None = None) -> SessionCredit:
+    """The session of an episode, cut short after so many ``turns``, with exact values."""
+    values, turn_of = exact_values(mdp), turns_of(episode)[0]
+    kept = tuple(
+        step for step, turn in zip(episode, turn_of, strict=True) if turns is None or turn < turns
+    )
+    next_state = kept[-1].option.next
+    return replace(
+        as_session(mdp, kept),
+        values=[values[step.state] for step in kept],
+        truncated=next_state is not None,
+        bootstrap=0.0 if next_state is None else values[next_state],
+    )
+
+
+READ_VALUES = [
+    ("gae", {"lam": 0.3}),
+    ("turn_gae", {"gamma": 1.0, "lam": 0.3}),
+    ("bilevel_gae", {"gamma": 1.0, "token_lam": 0.3}),
+]
+
+
+def expected_with_critic(
+    mdp: MDP, name: str, arguments: dict[str, Any], turns: int | None = None
+) -> tuple[torch.Tensor, float]:
+    """Expected gradient of one episode, and the expected square of its advantages."""
+    total, square = torch.zeros(len(mdp.theta), dtype=torch.float64), 0.0
+    for episode in mdp.episodes():
+        session = with_perfect_critic(mdp, episode, turns=turns)
+        found = get_estimator(name)(make_credit(session), whiten=False, **arguments).advantages
+        square += probability(episode) * float(found.square().sum())
+        for advantage, step in zip(found.tolist(), episode, strict=False):
+            total += probability(episode) * advantage * mdp.gradient_of_log(step)
+    return total, square
+
+
+@pytest.mark.parametrize("mdp", MDPS.values(), ids=MDPS)
+@pytest.mark.parametrize(("name", "arguments"), READ_VALUES)
+def test_with_a_perfect_critic_lambda_costs_no_bias(
+    name: str, arguments: dict[str, Any], mdp: MDP
+) -> None:
+    found, _ = expected_with_critic(mdp, name, arguments)
+    # Values come in float32.
+    torch.testing.assert_close(found, mdp.true_gradient(), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("name", "arguments"), READ_VALUES)
+def test_with_a_perfect_critic_lambda_saves_variance(name: str, arguments: dict[str, Any]) -> None:
+    whole = dict.fromkeys(arguments, 1.0)
+    squares = [expected_with_critic(THREE_TURNS, name, a)[1] for a in (arguments, whole)]
+    assert squares[0] < 0.95 * squares[1]
+
+
+def test_a_lambda_over_turns_biases_bilevel_gae_even_with_a_perfect_critic() -> None:
+    """Which token of a turn is the last one, where the critic is read, the token itself decides."""
+    arguments = {"gamma": 1.0, "lam": 0.3}
+    found, _ = expected_with_critic(THREE_TURNS, "bilevel_gae", arguments)
+    assert float((found - THREE_TURNS.true_gradient()).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize(("name", "arguments"), READ_VALUES)
+def test_a_truncated_episode_credits_what_was_decided_before_the_cut(
+    name: str, arguments: dict[str, Any]
+) -> None:
+    """Cut after the first turn, the value of the state it stopped in stands for the rest."""
+    found, _ = expected_with_critic(TWO_TURNS, name, arguments, turns=1)
+    assert found.tolist() == pytest.approx([float(TWO_TURNS.true_gradient()[0]), 0.0], abs=1e-6)
+
+
+@pytest.mark.parametrize(("name", "arguments"), READ_VALUES)
+def test_without_the_bootstrap_a_cut_would_tax_the_decision_to_go_on(
+    name: str, arguments: dict[str, Any]
+) -> None:
+    """The witness: a session cut short that is taken for an end."""
+    total = 0.0
+    for episode in TWO_TURNS.episodes():
+        session = replace(with_perfect_critic(TWO_TURNS, episode, turns=1), truncated=False)
+        found = get_estimator(name)(make_credit(session), whiten=False, **arguments).advantages
+        slope = TWO_TURNS.gradient_of_log(episode[0])
+        total += probability(episode) * float(found[0] * slope[0])
+    assert total < float(TWO_TURNS.true_gradient()[0]) - 0.05
+
+
 # --- trees ---------------------------------------------------------------------------------------
 
 TREE = MDP(
