@@ -25,6 +25,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from agentrl.dist.sequence_parallel import SequenceGroup, to_heads, to_tokens
 from agentrl.errors import ModelError
 
 try:
@@ -53,6 +54,8 @@ class Packing(NamedTuple):
     """int64 [N]: index of each token among those of rows padded to [B, T], flattened."""
     max_length: int
     """T"""
+    group: SequenceGroup | None = None
+    """Ranks that hold a part of the buffer each; the fields above describe all of it."""
 
     @property
     def num_rows(self) -> int:
@@ -74,7 +77,8 @@ def packed_attention(
 
     Args:
         module: the attention layer that asks.
-        query: [1, H, N, D]; ``key`` and ``value`` may have fewer heads.
+        query: [1, H, N, D]; ``key`` and ``value`` may have fewer heads. Where ranks share the
+            buffer, this one's part of the N tokens.
         attention_mask: None for a packed buffer.
         packing: of the buffer; None leaves the work to transformers' ``sdpa``.
 
@@ -98,9 +102,13 @@ def packed_attention(
         # Rotary embeddings leave queries and keys in float32 there.
         half = torch.get_autocast_dtype("cuda")
         query, key, value = query.to(half), key.to(half), value.to(half)
+    if packing.group is not None:
+        query, key, value = to_heads(query, key, value, packing.group)
     if varlen_attn is not None and query.is_cuda and query.dtype in _HALF:
-        return _by_boundaries(query, key, value, packing, scaling), None
-    return _by_padding(module, query, key, value, packing, scaling), None
+        out = _by_boundaries(query, key, value, packing, scaling)
+    else:
+        out = _by_padding(module, query, key, value, packing, scaling)
+    return out if packing.group is None else to_tokens(out, packing.group), None
 
 
 def no_mask_when_packed(*args: Any, **kwargs: Any) -> Tensor | None:
@@ -146,6 +154,8 @@ def _by_padding(
     scaling: float | None,
 ) -> Tensor:
     rows, length, tokens = packing.num_rows, packing.max_length, query.shape[2]
+    if key.shape[1] == query.shape[1]:
+        module = _UNGROUPED
     padded = []
     for part in (query, key, value):
         flat: Any = part[0].transpose(0, 1).flatten(1)
@@ -160,6 +170,10 @@ def _by_padding(
     if rows * length != tokens:
         out = _Unpad.apply(out, packing.places)
     return out.view(1, tokens, query.shape[1], value.shape[3])
+
+
+_UNGROUPED = nn.Module()
+"""Stands for a layer whose key and value heads are not to be repeated."""
 
 
 class _Pad(torch.autograd.Function):

@@ -55,8 +55,9 @@ def infer_batch(
         num_passes: micro-batches that this rank has rows for -> those that all ranks take.
     """
     plan = plan_trained_rows(batch, tokens_per_micro_batch)
+    num_dummies = num_passes(len(plan)) - len(plan)  # ranks agree before any of them starts
     found: list[dict[str, Tensor]] = [scorer(batch.select(rows), fields=fields) for rows in plan]
-    for _ in range(num_passes(len(plan)) - len(plan)):
+    for _ in range(num_dummies):
         scorer(dummy_batch(), fields=fields)
     out = {name: torch.zeros(batch.num_tokens) for name in fields}
     if plan:

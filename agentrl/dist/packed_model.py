@@ -23,6 +23,7 @@ from agentrl.dist.attention import IMPLEMENTATION, Packing, packed_masks
 from agentrl.dist.config import Recompute
 from agentrl.dist.head import POLICY_FIELDS, scores_of_logits, token_scores
 from agentrl.dist.layers import prepare_layers
+from agentrl.dist.sequence_parallel import SequenceGroup, joined
 from agentrl.errors import ModelError
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,18 @@ _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 _TOLERANCE_HALF = 0.05
 
 
+class Share(NamedTuple):
+    """What a rank has to do of a buffer that several share."""
+
+    group: SequenceGroup
+    tokens: slice
+    """Of the buffer."""
+    before: tuple[int, int]
+    """First and last but one of the scored tokens whose predecessors are this rank's."""
+    at: tuple[int, int]
+    """The same of those that are this rank's themselves."""
+
+
 class PackedInputs(NamedTuple):
     """A micro-batch as the model takes it, on its device."""
 
@@ -46,6 +59,8 @@ class PackedInputs(NamedTuple):
     packing: Packing
     scored: Tensor
     """int64 [M]: indices into the buffer of the tokens to score, none the first of its row."""
+    share: Share | None = None
+    """Where other ranks hold parts of the buffer: what is this rank's."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -118,33 +133,43 @@ class PackedModel(nn.Module):
         if unknown:
             raise ValueError(f"cannot score {unknown}: this head knows {list(self.fields)}")
         if self.value_head is not None:
-            return self._values(self._states(inputs), inputs.scored, fields)
+            values = self._values(self._states(inputs))
+            return tuple(_pick(values, inputs, before=name == "values") for name in fields)
         targets = inputs.ids[0].index_select(0, inputs.scored)
+        if inputs.share is not None:
+            first, last = inputs.share.before
+            targets = targets[first:last] if first < last else targets[:1]
         if not self.layout.plain_head:
-            logits = self._run(self.model, inputs, "logits").index_select(0, inputs.scored - 1)
-            return scores_of_logits(logits, targets, temperature=temperature, fields=fields)
-        head = self.model.get_output_embeddings()
-        states = self._states(inputs).index_select(0, inputs.scored - 1)
-        return token_scores(
-            states, head.weight, head.bias, targets, temperature=temperature, fields=fields
-        )
+            logits = _before_scored(self._run(self.model, inputs, "logits"), inputs)
+            found = scores_of_logits(logits, targets, temperature=temperature, fields=fields)
+        else:
+            head = self.model.get_output_embeddings()
+            found = token_scores(
+                _before_scored(self._states(inputs), inputs),
+                head.weight,
+                head.bias,
+                targets,
+                temperature=temperature,
+                fields=fields,
+            )
+        if inputs.share is None:
+            return found
+        return tuple(_joined(score, inputs, inputs.share.before) for score in found)
 
     def _states(self, inputs: PackedInputs) -> Tensor:
-        """Return the last hidden states, [N, C]."""
+        """Return the last hidden states, [N, C], or of this rank's share of the tokens."""
         return self._run(self.model.get_decoder(), inputs, "last_hidden_state")
 
     def _run(self, module: Any, inputs: PackedInputs, output: str) -> Tensor:
         run = run_packed if self.layout.packed else run_padded
         return run(module, inputs, output)
 
-    def _values(self, states: Tensor, scored: Tensor, fields: Sequence[str]) -> tuple[Tensor, ...]:
+    def _values(self, states: Tensor) -> Tensor:
         assert self.value_head is not None
         bias = self.value_head.bias
-        values = F.linear(
+        return F.linear(
             states.float(), self.value_head.weight.float(), None if bias is None else bias.float()
         ).squeeze(1)
-        at = {"values": scored - 1, "next_values": scored}
-        return tuple(values.index_select(0, at[name]) for name in fields)
 
 
 def _value_head(model: Any) -> nn.Linear:
@@ -158,13 +183,47 @@ def _value_head(model: Any) -> nn.Linear:
     return head
 
 
+def _before_scored(states: Tensor, inputs: PackedInputs) -> Tensor:
+    """Return the states at the tokens before scored ones, of which a rank may hold some.
+
+    A rank that holds none takes one state, which counts for nothing: it does as the others do.
+    """
+    if inputs.share is None:
+        return states.index_select(0, inputs.scored - 1)
+    first, last = inputs.share.before
+    if first == last:
+        return states[:1]
+    return states.index_select(0, inputs.scored[first:last] - 1 - inputs.share.tokens.start)
+
+
+def _joined(score: Tensor, inputs: PackedInputs, found: tuple[int, int]) -> Tensor:
+    assert inputs.share is not None
+    total = len(inputs.scored)
+    if found[0] == found[1]:
+        return joined(score * 0.0, (0, 1), total, inputs.share.group)
+    return joined(score, found, total, inputs.share.group)
+
+
+def _pick(values: Tensor, inputs: PackedInputs, *, before: bool) -> Tensor:
+    """Return values [M] of the states before scored tokens, or after them."""
+    share, at = inputs.share, inputs.scored - int(before)
+    if share is None:
+        return values.index_select(0, at)
+    first, last = share.before if before else share.at
+    own = (
+        values[:1] if first == last else values.index_select(0, at[first:last] - share.tokens.start)
+    )
+    return _joined(own, inputs, (first, last))
+
+
 def run_packed(module: Any, inputs: PackedInputs, output: str) -> Tensor:
-    """Run ``module`` over the buffer as it is; return ``output`` as [N, ...]."""
+    """Run ``module`` over this rank's part of the buffer; return ``output`` as [N, ...]."""
     token = packed_masks.set(True)
+    part = slice(None) if inputs.share is None else inputs.share.tokens
     try:
         found = module(
-            input_ids=inputs.ids,
-            position_ids=inputs.positions,
+            input_ids=inputs.ids[:, part],
+            position_ids=inputs.positions[:, part],
             packing=inputs.packing,
             use_cache=False,
         )

@@ -5,14 +5,17 @@ Legend: ``N`` tokens, ``M`` trained tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from agentrl.batch import Batch
 from agentrl.dist.layers import ROUND_TO
-from agentrl.dist.packed_model import PackedInputs, PackedModel, pack, to_device
+from agentrl.dist.packed_model import PackedInputs, PackedModel, Share, pack, to_device
+from agentrl.dist.sequence_parallel import SequenceGroup
 
 
 class TokenScorer:
@@ -21,11 +24,15 @@ class TokenScorer:
     Args:
         model: with a head for language or for values; called as a module, so that its hooks run.
         temperature: logits are divided by it, as the rollout engine does.
+        group: ranks that share every micro-batch; all of them call with the same one.
     """
 
-    def __init__(self, model: PackedModel, *, temperature: float = 1.0) -> None:
+    def __init__(
+        self, model: PackedModel, *, temperature: float = 1.0, group: ProcessGroup | None = None
+    ) -> None:
         self._model = model
         self._temperature = temperature
+        self._group = None if group is None else SequenceGroup.of(group)
 
     @property
     def device(self) -> torch.device:
@@ -51,7 +58,9 @@ class TokenScorer:
             raise ValueError("loss_mask is set at the first token of a row, which nothing predicts")
         places = to_device(trained, self.device)
         scores = self._model(
-            self._inputs(batch, places), fields=tuple(fields), temperature=self._temperature
+            self._inputs(batch, trained, places),
+            fields=tuple(fields),
+            temperature=self._temperature,
         )
         zeros = torch.zeros(batch.num_tokens, device=self.device)
         return {
@@ -59,13 +68,33 @@ class TokenScorer:
             for name, score in zip(fields, scores, strict=True)
         }
 
-    def _inputs(self, batch: Batch, trained: Tensor) -> PackedInputs:
-        """Lay the rows out; a compiled model gets a row of filling up to a round length."""
+    def _inputs(self, batch: Batch, trained: Tensor, places: Tensor) -> PackedInputs:
+        """Lay the rows out, with a row of filling up to a round length where one is needed.
+
+        Args:
+            trained: int64 [M] on the CPU, ascending; ``places``: the same on the device.
+        """
         ids, lengths = batch.tokens["ids"].long(), batch.lengths
-        if self._model.compiled:
-            filling = -len(ids) % ROUND_TO
+        round_to = ROUND_TO if self._model.compiled else 1
+        if self._group is not None:
+            round_to = math.lcm(round_to, self._group.size)
+        if round_to > 1:
+            filling = -len(ids) % round_to
             # Always there, if need be empty: so the number of rows says nothing of the filling.
             lengths = torch.cat([lengths, torch.tensor([filling])])
             ids = torch.cat([ids, ids.new_zeros(filling)])
         positions, packing = pack(lengths, self.device)
-        return PackedInputs(to_device(ids[None], self.device), positions, packing, trained)
+        inputs = PackedInputs(to_device(ids[None], self.device), positions, packing, places)
+        if self._group is None:
+            return inputs
+        share = _share_of(trained, len(ids), self._group)
+        return inputs._replace(packing=packing._replace(group=self._group), share=share)
+
+
+def _share_of(trained: Tensor, num_tokens: int, group: SequenceGroup) -> Share:
+    """Find the part of ``trained`` (int64 [M], ascending) that a rank has states for."""
+    part = group.part(num_tokens)
+    bounds = torch.tensor([part.start, part.stop])
+    first, last = torch.searchsorted(trained, bounds).tolist()
+    first_before, last_before = torch.searchsorted(trained, bounds + 1).tolist()
+    return Share(group, part, (first_before, last_before), (first, last))

@@ -1,25 +1,28 @@
-"""What two ranks do in the tests of the sharded engine, and one process beside them.
+"""Scenarios of the sharded engine: what two ranks do, and one process does beside them.
 
-A program: ``rank_program.py DIRECTORY RANK`` runs every scenario on one of two ranks and leaves
-what rank 0 (or, where named so, each rank) found in ``DIRECTORY``.
+A program: ``rank_program.py DIRECTORY RANK`` runs every scenario on one of two ranks, and writes
+what it found.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.algo.aggregate import denominators, token_weights
 from agentrl.algo.loss import PolicyLoss
 from agentrl.algo.policy_losses import Vanilla
+from agentrl.algo.value import ValueLoss
 from agentrl.batch import Batch
 from agentrl.dist.config import EngineConfig, Offload, Precision
+from agentrl.dist.engine import LossFn
 from agentrl.dist.engines.fsdp import FSDPEngine
 from agentrl.dist.ranks import Ranks, join_ranks, leave_ranks
 from agentrl.dist.sharding import full_tensor
@@ -34,16 +37,42 @@ SPLITS: dict[str, tuple[list[int], list[int]]] = {
     "uneven": ([4], [0, 1, 2, 3, 5]),
     "an empty rank": ([], [0, 1, 2, 3, 4, 5]),
 }
+SHARED = (list(range(6)), list(range(6)))
+"""Ranks that share their rows."""
 LAYOUTS: dict[str, dict[str, int]] = {
     "sharded": {},
     "replicated": {"shard_size": 1},
     "one replica of two shards": {"shard_size": 2},
 }
-MODELS = ("qwen3", "llama", "gpt2")
+POISONED_ROW = 1
+
+Found = dict[str, Any]
+"""gradients, metrics (of each step), scores, weights: of one scenario, as one rank has them."""
+Scenario = Callable[[Ranks, list[int]], Found]
+
+
+def few_kv_heads() -> Any:
+    """A model with fewer key and value heads than there are ranks."""
+    config = Qwen3Config(
+        vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=1, head_dim=8, intermediate_size=48, max_position_embeddings=64,
+    )  # fmt: skip
+    return Qwen3ForCausalLM(config)
+
+
+def model_of(name: str, ranks: Ranks) -> Any:
+    """Rank 0 has the weights; others only know the architecture."""
+    if ranks.rank:
+        with torch.device("meta"):
+            return few_kv_heads() if name == "few kv heads" else build(name)
+    if name == "few kv heads":
+        torch.manual_seed(0)
+        return few_kv_heads()
+    return build(name)
 
 
 def rows(seed: int = 0) -> Batch:
-    """Six rows with all that a policy loss reads."""
+    """Six rows with all that the losses read."""
     generator = torch.Generator().manual_seed(seed)
 
     def noise(length: int) -> Tensor:
@@ -55,6 +84,8 @@ def rows(seed: int = 0) -> Batch:
             "loss_mask": [(noise(n) < 0.7) & (torch.arange(n) > 0) for n in LENGTHS],
             "advantages": [2 * noise(n) for n in LENGTHS],
             "old_logprobs": [-4.5 + 0.3 * noise(n) for n in LENGTHS],
+            "values": [noise(n) for n in LENGTHS],
+            "value_targets": [noise(n) for n in LENGTHS],
         }
     )
     mask, session = batch.tokens["loss_mask"], batch.row_of_token
@@ -63,53 +94,98 @@ def rows(seed: int = 0) -> Batch:
     return batch
 
 
-def loss_of(batch: Batch) -> PolicyLoss:
+def policy_loss(batch: Batch) -> LossFn:
     """The loss of a whole mini-batch."""
     num_tokens = int(batch.tokens["loss_mask"].sum())
     return PolicyLoss(token_loss=Vanilla(), num_tokens=num_tokens, entropy_coef=0.01)
 
 
-def engine_of(ranks: Ranks, *, model: str = "qwen3", **settings: Any) -> FSDPEngine:
-    """An engine over a small model; other ranks than the first begin with other weights."""
-    given: dict[str, Any] = {"lr": 1e-2, "grad_clip": 0.0} | settings
-    return FSDPEngine(build(model, seed=ranks.rank), None, EngineConfig(**given), ranks=ranks)
-
-
-@dataclass(slots=True)
-class Found:
-    """What a training run gave."""
-
-    gradients: list[dict[str, Tensor]] = field(default_factory=list)
-    metrics: list[dict[str, float]] = field(default_factory=list)
-    weights: dict[str, Tensor] = field(default_factory=dict)
+def value_loss(batch: Batch) -> LossFn:
+    """The critic's."""
+    return ValueLoss(num_tokens=int(batch.tokens["loss_mask"].sum()), clip=None)
 
 
 def train(
-    engine: FSDPEngine, mine: Callable[[Batch], Batch], *, num_steps: int = 1, between: Any = None
+    ranks: Ranks,
+    mine: list[int],
+    *,
+    model: str = "qwen3",
+    critic: bool = False,
+    num_steps: int = 1,
+    poisoned_step: int | None = None,
+    offloaded: bool = False,
+    **settings: Any,
 ) -> Found:
     """Take steps on this rank's rows; keep gradients as the optimizer sees them."""
+    given: dict[str, Any] = {"lr": 1e-2, "grad_clip": 0.0} | settings
+    config = EngineConfig(**given)
+    head = "value" if critic else "language"
+    engine = FSDPEngine(model_of(model, ranks), None, config, ranks=ranks, head=head)
     kept: dict[str, Tensor] = {}
     # The sharded parameters' hooks run after gradients have been summed over ranks.
     hooks = [
         value.register_post_accumulate_grad_hook(lambda p, name=name: kept.update({name: p.grad}))
         for name, value in engine.model.named_parameters()
+        if value.requires_grad
     ]
-    found = Found()
+    metrics = []
     for step in range(num_steps):
         batch = rows(step)
-        found.metrics.append(
-            engine.train_mini_batch(mine(batch), loss_of(batch), tokens_per_micro_batch=BUDGET)
-        )
-        found.gradients.append({n: full_tensor(value).clone() for n, value in kept.items()})
-        if between is not None:
-            between()
+        if step == poisoned_step:
+            start = int(batch.cu_seqlens[POISONED_ROW])
+            batch.tokens["advantages"][start : start + LENGTHS[POISONED_ROW]] = float("inf")
+        loss = (value_loss if critic else policy_loss)(batch)
+        part = batch.select(mine)
+        metrics.append(engine.train_mini_batch(part, loss, tokens_per_micro_batch=BUDGET))
+        if offloaded:
+            engine.offload()
+            engine.offload()
+    gradients = {name: full_tensor(value).clone() for name, value in kept.items()}
     for hook in hooks:
         hook.remove()
-    found.weights = {name: value.clone() for name, value in engine.export_params()}
+    fields = ("values", "next_values") if critic else ("logprobs", "entropy")
+    scores = engine.infer_batch(rows().select(mine), tokens_per_micro_batch=BUDGET, fields=fields)
+    weights = {name: value.clone() for name, value in engine.export_params()}
+    return {"gradients": gradients, "metrics": metrics, "scores": scores, "weights": weights}
+
+
+STEPS: dict[str, Any] = {"num_steps": 3, "grad_clip": 0.5, "weight_decay": 0.1}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "steps": STEPS,
+    "offloaded steps": STEPS | {"offload": Offload.all, "offloaded": True},
+    "poisoned": STEPS | {"poisoned_step": 1},
+    "critic": {"critic": True, "num_steps": 3, "model": "llama"},
+    "tied llama": {"model": "llama-rope3"},
+    "gpt2": {"model": "gpt2"},
+    "bf16": {"precision": Precision.bf16, "num_steps": 2},
+}
+"""What is tried with uneven rows."""
+SHARING: dict[str, dict[str, Any]] = {
+    "llama": {"model": "llama"},
+    "grouped heads": {"model": "qwen2"},
+    "fewer kv heads than ranks": {"model": "few kv heads"},
+    "critic": {"critic": True, "num_steps": 3, "model": "llama"},
+    "steps": STEPS | {"model": "qwen3-untied"},
+}
+"""What is tried on ranks that share their rows."""
+
+
+def scenarios() -> dict[str, tuple[Scenario, tuple[list[int], list[int]], dict[str, Any]]]:
+    """Return name -> what ranks do, the rows of each, and what one process would do."""
+    found = {}
+    for layout, settings in LAYOUTS.items():
+        for split, parts in SPLITS.items():
+            found[f"{layout}, {split}"] = (partial(train, **settings), parts, {})
+    for name, settings in VARIANTS.items():
+        found[f"uneven rows, {name}"] = (partial(train, **settings), SPLITS["uneven"], settings)
+    for name, settings in SHARING.items():
+        shared = partial(train, sequence_parallel=2, **settings)
+        found[f"shared rows, {name}"] = (shared, SHARED, settings)
     return found
 
 
 def main(directory: Path, rank: int) -> None:
+    """Run every scenario on one of the ranks."""
     torch.set_num_threads(1)
     ranks = join_ranks(
         (directory / "rendezvous").as_uri(),
@@ -118,11 +194,7 @@ def main(directory: Path, rank: int) -> None:
         device="cpu",
         timeout_s=DEADLINE_S / 2,
     )
-    found: dict[str, Any] = {}
-    for layout, settings in LAYOUTS.items():
-        for split, parts in SPLITS.items():
-            engine = engine_of(ranks, **settings)
-            found[f"{layout}, {split}"] = train(engine, lambda b, p=parts: b.select(p[rank]))
+    found = {name: run(ranks, parts[rank]) for name, (run, parts, _) in scenarios().items()}
     torch.save(found, directory / f"found_{rank}.pt")
     leave_ranks()
 
