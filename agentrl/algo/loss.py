@@ -167,55 +167,59 @@ class PolicyLoss:
 
     def __call__(
         self, scores: Mapping[str, Tensor], batch: Batch
-    ) -> tuple[Tensor, dict[str, float]]:
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the micro-batch's share of the loss, and of the metrics.
 
         Everything is computed in float32, whatever the inputs are.
         """
-        mask = batch.tokens["loss_mask"]
-        logprobs, entropy = scores["logprobs"], scores.get("entropy")
-        new, old = logprobs[mask].float(), batch.tokens["old_logprobs"][mask].float()
+        # Found once: every look at a mask would wait for the device.
+        trained = batch.tokens["loss_mask"].nonzero().squeeze(1)
+        tokens = {name: value[trained] for name, value in batch.tokens.items()}
+        new, old = scores["logprobs"][trained].float(), tokens["old_logprobs"].float()
         token_loss = _run(
             self.token_loss,
             LossInput(
                 logprobs=new,
                 old_logprobs=old,
-                advantages=batch.tokens["advantages"][mask].float(),
-                row=batch.row_of_token.to(mask.device)[mask],
+                advantages=tokens["advantages"].float(),
+                row=batch.row_of_token.to(trained.device)[trained],
                 num_rows=batch.num_rows,
-                extra={name: batch.tokens[name][mask] for name in self.extra},
+                extra={name: tokens[name] for name in self.extra},
             ),
         )
         per_token = token_loss.loss
-        if "is_weights" in batch.tokens:
-            per_token = per_token * batch.tokens["is_weights"][mask].float()
+        if "is_weights" in tokens:
+            per_token = per_token * tokens["is_weights"].float()
         total = max(self.num_tokens, 1)
         metrics = {
-            "pg_clipfrac": int(torch.count_nonzero(token_loss.clipped)) / total,
-            "kl": float(kl_estimate(old, new.detach(), "k3").sum()) / total,
-            "ratio_max": float(token_loss.ratio.max()) if len(new) else 0.0,
+            "pg_clipfrac": torch.count_nonzero(token_loss.clipped) / total,
+            "kl": kl_estimate(old, new.detach(), "k3").sum() / total,
+            "ratio_max": token_loss.ratio.detach().max() if len(new) else new.new_zeros(()),
         }
         if self.kl_coef:
-            reference = batch.tokens["ref_logprobs"][mask].float()
+            reference = tokens["ref_logprobs"].float()
             per_token = per_token + self.kl_coef * kl_estimate(new, reference, self.kl_kind)
-            metrics["ref_kl"] = float(kl_estimate(new.detach(), reference, "k3").sum()) / total
-        if entropy is not None:
-            metrics |= self._entropy_metrics(entropy.detach(), mask, batch)
+            metrics["ref_kl"] = kl_estimate(new.detach(), reference, "k3").sum() / total
+        if "entropy" in scores:
+            entropy = scores["entropy"][trained]
+            metrics |= self._entropy_metrics(entropy.detach(), tokens.get("turn"))
             if self.entropy_coef:
-                per_token = per_token - self.entropy_coef * entropy[mask]
+                per_token = per_token - self.entropy_coef * entropy
         elif self.entropy_coef:
             raise ValueError("entropy_coef is set, but the scores hold no entropy")
         if self.measure_mismatch:
-            metrics |= mismatch(logprobs, batch.tokens["logprobs"], mask, num_tokens=total)
-        loss = (per_token * batch.tokens["loss_weights"][mask]).sum()
-        metrics["loss"] = float(loss.detach())
+            metrics |= mismatch(new, tokens["logprobs"], num_tokens=total)
+        loss = (per_token * tokens["loss_weights"]).sum()
+        metrics["loss"] = loss.detach()
         return loss, metrics
 
-    def _entropy_metrics(self, entropy: Tensor, mask: Tensor, batch: Batch) -> dict[str, float]:
-        metrics = {"entropy": float(entropy[mask].sum()) / max(self.num_tokens, 1)}
-        for turn, count in self.num_turn_tokens.items():
-            of_turn = mask & (batch.tokens["turn"] == turn)
-            metrics[f"entropy/turn_{turn + 1}"] = float(entropy[of_turn].sum()) / max(count, 1)
+    def _entropy_metrics(self, entropy: Tensor, turn: Tensor | None) -> dict[str, Tensor]:
+        """Mean entropy over all trained tokens, and over those of each turn."""
+        metrics = {"entropy": entropy.sum() / max(self.num_tokens, 1)}
+        for index, count in self.num_turn_tokens.items():
+            assert turn is not None, "num_turn_tokens counts by the token field turn"
+            of_turn = torch.where(turn == index, entropy, 0.0)
+            metrics[f"entropy/turn_{index + 1}"] = of_turn.sum() / max(count, 1)
         return metrics
 
 
@@ -233,11 +237,12 @@ class SupervisedLoss:
 
     def __call__(
         self, scores: Mapping[str, Tensor], batch: Batch
-    ) -> tuple[Tensor, dict[str, float]]:
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the micro-batch's share of the loss."""
-        mask = batch.tokens["loss_mask"]
-        loss = -(scores["logprobs"][mask] * batch.tokens["loss_weights"][mask]).sum()
-        return loss, {"loss": float(loss.detach())}
+        trained = batch.tokens["loss_mask"].nonzero().squeeze(1)
+        weights = batch.tokens["loss_weights"][trained]
+        loss = -(scores["logprobs"][trained] * weights).sum()
+        return loss, {"loss": loss.detach()}
 
 
 def make_loss(name: str, kwargs: Mapping[str, Any]) -> TokenLossFn:

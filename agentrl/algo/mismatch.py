@@ -16,13 +16,12 @@ RATIO_BAND = (0.5, 2.0)
 
 
 def mismatch(
-    trainer_logprobs: Tensor, engine_logprobs: Tensor, loss_mask: Tensor, *, num_tokens: int
-) -> dict[str, float]:
+    trainer_logprobs: Tensor, engine_logprobs: Tensor, *, num_tokens: int
+) -> dict[str, Tensor]:
     """Compare two log-probabilities of the same sampled tokens.
 
     Args:
-        trainer_logprobs, engine_logprobs: float [N].
-        loss_mask: bool [N]; other tokens are ignored.
+        trainer_logprobs, engine_logprobs: float [M], of the trained tokens.
         num_tokens: what the means divide by: the trained tokens of the whole mini-batch, so that
             the values of its micro-batches add up (``logprob_abs_max`` is combined by maximum).
 
@@ -30,15 +29,14 @@ def mismatch(
         ``mismatch/{logprob_abs_mean,logprob_abs_max,k3_kl,ratio_oob_fraction}``; k3 estimates
         KL(engine || trainer).
     """
-    trainer = trainer_logprobs.detach()[loss_mask].float()
-    engine = engine_logprobs.detach()[loss_mask].float()
+    trainer, engine = trainer_logprobs.detach().float(), engine_logprobs.detach().float()
     distance = (trainer - engine).abs()
     ratio = (trainer - engine).exp()
     outside = (ratio < RATIO_BAND[0]) | (ratio > RATIO_BAND[1])
     total = max(num_tokens, 1)
     return {
-        "mismatch/logprob_abs_mean": float(distance.sum()) / total,
-        "mismatch/logprob_abs_max": float(distance.max()) if len(distance) else 0.0,
-        "mismatch/k3_kl": float(kl_estimate(engine, trainer, "k3").sum()) / total,
-        "mismatch/ratio_oob_fraction": int(torch.count_nonzero(outside)) / total,
+        "mismatch/logprob_abs_mean": distance.sum() / total,
+        "mismatch/logprob_abs_max": (distance.max() if len(distance) else distance.new_zeros(())),
+        "mismatch/k3_kl": kl_estimate(engine, trainer, "k3").sum() / total,
+        "mismatch/ratio_oob_fraction": torch.count_nonzero(outside) / total,
     }

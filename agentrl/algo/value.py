@@ -69,27 +69,27 @@ class ValueLoss:
 
     def __call__(
         self, scores: Mapping[str, Tensor], batch: Batch
-    ) -> tuple[Tensor, dict[str, float]]:
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the micro-batch's share of the loss, and of the metrics.
 
         Args:
             scores: ``values``, float [N], with gradient; ignored where ``loss_mask`` is False.
             batch: the micro-batch.
         """
-        mask = batch.tokens["loss_mask"]
-        predicted = scores["values"][mask].float()
+        trained = batch.tokens["loss_mask"].nonzero().squeeze(1)
+        predicted = scores["values"][trained].float()
         per_token, clipped = clipped_value_loss(
             predicted,
-            batch.tokens["values"][mask],
-            batch.tokens["value_targets"][mask],
+            batch.tokens["values"][trained],
+            batch.tokens["value_targets"][trained],
             clip=self.clip,
         )
-        loss = (per_token * batch.tokens["loss_weights"][mask]).sum()
+        loss = (per_token * batch.tokens["loss_weights"][trained]).sum()
         total = max(self.num_tokens, 1)
         return loss, {
-            "loss": float(loss.detach()),
-            "vf_clipfrac": int(torch.count_nonzero(clipped)) / total,
-            "vpred_mean": float(predicted.detach().sum()) / total,
+            "loss": loss.detach(),
+            "vf_clipfrac": torch.count_nonzero(clipped) / total,
+            "vpred_mean": predicted.detach().sum() / total,
         }
 
 

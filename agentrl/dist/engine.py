@@ -24,11 +24,12 @@ class LossFn(Protocol):
 
     def __call__(
         self, scores: Mapping[str, Tensor], batch: Batch, /
-    ) -> tuple[Tensor, dict[str, float]]:
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Return the micro-batch's share of the loss and of the metrics.
 
         Shares of all micro-batches, on all ranks, add up to the mini-batch's value; metrics named
-        ``*_max`` are combined by maximum.
+        ``*_max`` are combined by maximum. A metric is a tensor of one value, left on its device:
+        reading it would wait for the device in every micro-batch.
 
         Args:
             scores: :attr:`fields`, float32 [N] each, with gradient: of each trained token at its

@@ -40,7 +40,7 @@ class TableEngine:
     def train_mini_batch(
         self,
         batch: Batch,
-        loss_fn: Callable[[Mapping[str, Tensor], Batch], tuple[Tensor, dict[str, float]]],
+        loss_fn: Callable[[Mapping[str, Tensor], Batch], tuple[Tensor, Mapping[str, Tensor]]],
         *,
         tokens_per_micro_batch: int,
     ) -> dict[str, float]:
@@ -52,7 +52,7 @@ class TableEngine:
             part = batch.select(rows)
             loss, found = loss_fn(self._scores(part), part)
             loss.backward()
-            metrics = {name: metrics.get(name, 0.0) + value for name, value in found.items()}
+            metrics = {n: metrics.get(n, 0.0) + float(value) for n, value in found.items()}
         gradient = self.table.grad
         assert gradient is not None, "the loss does not depend on the table"
         norm, finite = float(gradient.norm()), bool(gradient.isfinite().all())

@@ -102,4 +102,4 @@ def test_value_loss(clip: float) -> None:
             (my_gradient,) = torch.autograd.grad(got, mine)
             compare(f"value loss, {mode}, clip {clip}", got, want)
             compare(f"value loss, {mode}, clip {clip}: gradient", my_gradient, step.flat(gradient))
-            assert metrics["vf_clipfrac"] == pytest.approx(float(clipfrac), abs=1e-6)
+            assert float(metrics["vf_clipfrac"]) == pytest.approx(float(clipfrac), abs=1e-6)

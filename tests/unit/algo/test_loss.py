@@ -115,9 +115,9 @@ def test_loss_equals_the_formula_on_padded_rows() -> None:
     token = policy * weights - 0.01 * entropy.double() + 0.05 * ((-d).exp() + d - 1)
     want = float((token * mask).sum() / mask.sum())
     assert float(got) == pytest.approx(want, abs=1e-6)
-    assert metrics["loss"] == pytest.approx(want, abs=1e-6)
-    assert metrics["entropy"] == pytest.approx(float((entropy * mask).sum() / mask.sum()))
-    assert metrics["ref_kl"] == pytest.approx(
+    assert float(metrics["loss"]) == pytest.approx(want, abs=1e-6)
+    assert float(metrics["entropy"]) == pytest.approx(float((entropy * mask).sum() / mask.sum()))
+    assert float(metrics["ref_kl"]) == pytest.approx(
         float((((-d).exp() + d - 1) * mask).sum() / mask.sum())
     )
 
@@ -128,7 +128,7 @@ def test_the_entropy_of_each_turn_is_the_mean_over_its_tokens() -> None:
     mask, turn = batch.tokens["loss_mask"], batch.tokens["turn"]
     for index in (0, 1):
         want = float(entropy[mask & (turn == index)].mean())
-        assert metrics[f"entropy/turn_{index + 1}"] == pytest.approx(want, rel=1e-5)
+        assert float(metrics[f"entropy/turn_{index + 1}"]) == pytest.approx(want, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -184,8 +184,8 @@ def test_on_policy_nothing_is_clipped_and_the_gradient_is_the_policy_gradient(na
     logprobs = batch.tokens["old_logprobs"].clone().requires_grad_()
     loss, metrics = _policy_loss(batch, name)({"logprobs": logprobs}, batch)
     loss.backward()
-    found = metrics["pg_clipfrac"], metrics["kl"], metrics["ratio_max"]
-    assert found == pytest.approx((0.0, 0.0, 1.0))
+    found = [float(metrics[name]) for name in ("pg_clipfrac", "kl", "ratio_max")]
+    assert found == pytest.approx([0.0, 0.0, 1.0])
     want = -batch.tokens["advantages"] * batch.tokens["loss_weights"]
     want = torch.where(batch.tokens["loss_mask"], want, 0.0)
     assert logprobs.grad is not None

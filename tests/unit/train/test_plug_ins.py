@@ -101,7 +101,7 @@ def test_something_that_cannot_be_an_estimator_is_refused() -> None:
         credited("math:fsum")
 
 
-def loss_of(name: str) -> tuple[torch.Tensor, dict[str, float]]:
+def loss_of(name: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     batch = Batch.from_rows(
         {
             "loss_mask": [torch.tensor([False, True, True, True])],
