@@ -81,6 +81,7 @@ def charts(lines: Lines) -> list[Chart]:
             },
         ),
         _single(lines, "Gradient norm", {"norm": "actor/grad_norm"}),
+        _single(lines, "Explained variance of returns", {"critic": "critic/explained_variance"}),
         _single(
             lines,
             "Throughput",
