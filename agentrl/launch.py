@@ -26,6 +26,7 @@ from agentrl.dist.engine import TrainEngine
 from agentrl.dist.engines.fsdp import FSDPEngine
 from agentrl.dist.ranks import Ranks
 from agentrl.errors import ConfigError
+from agentrl.memory_plan import check_memory, keep_plan
 from agentrl.model.load import LoadedModel
 from agentrl.plan import TRAIN, Plan, fit_to_model, make_plan
 from agentrl.resume import claimed_run_dir, restore
@@ -95,6 +96,7 @@ async def open_trainer(
 ) -> AsyncIterator[Trainer]:
     """Build a trainer, restored where ``trainer.resume`` says so; leaving closes every part."""
     plan = make_plan(config)
+    memory = check_memory(config, quiet=config.telemetry.quiet)
     async with AsyncExitStack() as stack:
         run_dir = stack.enter_context(claimed_run_dir(config))
         run_dir.refuse_unwritable()
@@ -102,6 +104,7 @@ async def open_trainer(
         rollouts = await stack.enter_async_context(
             open_rollouts(config, plan, partial(fit_to_model, plan, config, announce))
         )
+        keep_plan(memory, run_dir.path)
         yield _trainer(config, plan, rollouts, run_dir, stack)
 
 

@@ -5,11 +5,13 @@ over which weights are sharded, ``s`` bytes of a value in forward and backward (
 bfloat16), ``T`` tokens of a micro-batch on one rank, ``V`` vocabulary. Per rank, in bytes:
 
 * weights ``4 P / n`` and, where the forward pass has other ones (another type, or shards), what is
-  gathered at a time: the root module and two layers, ``s (root + 2 layer)``;
-* gradients ``4 P_t / n``; AdamW ``8 P_t / n``;
+  gathered at a time: ``s P`` of a small model, else the root module and two layers;
+* gradients ``4 P_t / n``, and ``4 P_t`` more where a small model sums them over ranks once per
+  mini-batch; AdamW ``8 P_t / n``;
 * activations ``T`` times what the trunk keeps per token (:class:`ModelShape`), and one layer more,
   whose gradients or recomputed values exist at a time;
-* logits: one chunk of ``chunk x V`` values.
+* logits: one chunk of ``chunk x V`` and its gradient, on a CPU with what they are computed from;
+  the head's own gradient in float32.
 
 What each phase needs is what stands in every phase plus what works in that one; a device needs the
 largest of its phases.
@@ -19,121 +21,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 
-from agentrl.dist.config import EngineConfig, Offload, Precision, Recompute
-from agentrl.dist.model_shape import Kept, ModelShape
+from agentrl.dist.config import Offload, Precision, Recompute
+from agentrl.dist.head import MAX_LOGITS
+from agentrl.dist.memory_needs import (
+    MASTER_BYTES,
+    Device,
+    Memory,
+    ModelNeed,
+    Request,
+    SamplerNeed,
+)
+from agentrl.dist.model_shape import Kept
+from agentrl.dist.sharding import GATHERED_BYTES, GATHERED_SHARE, GRADIENT_BYTES
 
 WEIGHTS, GRADIENTS, OPTIMIZER = "weights", "gradients", "optimizer"
 ACTIVATIONS, LOGITS, KV_CACHE, PROCESS = "activations", "logits", "kv cache", "process"
 PARTS = (WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS, LOGITS, KV_CACHE, PROCESS)
 
 ROLLOUT = "rollout"
-_MASTER_BYTES = 4
 _MOMENT_BYTES = 8  # AdamW's two, in float32
 _GATHERED_LAYERS = 2
-CHUNK_TOKENS = 4096
-"""Tokens whose logits exist at a time."""
-_LOGIT_COPIES = {True: 2, False: 4}
-"""Values per logit while a chunk is computed or differentiated, by ``compile``."""
+_AT_WORK = 130
+"""Per cent of a layer's activations that exist while it is recomputed and differentiated."""
+_UPDATE_LOGIT_BYTES, _SCORE_LOGIT_BYTES = 8, 8
+"""Float32 values per logit, beside the logit itself, while a chunk is differentiated or computed
+without the kernels of a GPU."""
 
 Sizes = Mapping[str, int]
 """Part -> bytes."""
-
-
-@dataclass(slots=True, frozen=True, kw_only=True)
-class ModelNeed:
-    """A model that training processes hold."""
-
-    role: str
-    """``actor``, ``critic``, ``reference``, ``reward_model``."""
-    shape: ModelShape
-    settings: EngineConfig
-    pool: str = "train"
-    num_ranks: int = 1
-    """Processes of the pool."""
-    trained: bool = True
-    lora_rank: int = 0
-    """0: all weights are trained."""
-    master_bytes: int = _MASTER_BYTES
-    """Of a weight at rest."""
-    has_vocabulary: bool = True
-    """Whether logits over the vocabulary are computed; a value head has none."""
-    longest_row: int = 0
-    """Tokens of the longest sequence, which is never cut."""
-
-    @property
-    def num_trained(self) -> int:
-        """Parameters with a gradient."""
-        if not self.trained:
-            return 0
-        return self.lora_rank * self.shape.linear_widths or self.shape.num_params
-
-    @property
-    def num_shards(self) -> int:
-        """Ranks over which weights are sharded."""
-        return self.settings.shard_size or self.num_ranks
-
-    @property
-    def tokens(self) -> int:
-        """Of the largest micro-batch, the part of one rank."""
-        largest = max(self.settings.tokens_per_micro_batch, self.longest_row)
-        return -(-largest // self.settings.sequence_parallel)
-
-
-@dataclass(slots=True, frozen=True, kw_only=True)
-class SamplerNeed:
-    """A rollout engine on transformers, in the process of a pool or in processes of its own."""
-
-    shape: ModelShape
-    pool: str = "train"
-    num_processes: int = 1
-    num_slots: int
-    """Sequences that are decoded at once."""
-    max_context: int
-    """Tokens of each."""
-    session_cache_bytes: int
-    """For sessions that hold no slot."""
-    value_bytes: int = 4
-    """Of weights and cache."""
-    keeps_module: bool = True
-    """Whether the float32 module stays beside the engine's own weights."""
-
-
-class Memory(StrEnum):
-    """Whose memory a device is."""
-
-    gpu = "gpu"
-    """Of the GPU of one rank of a pool."""
-    host = "host"
-    """Of a machine that computes on its CPU: every process of the run shares it."""
-    host_of_gpus = "host_of_gpus"
-    """Of a machine that computes on GPUs: holds what waits between phases."""
-
-
-@dataclass(slots=True, frozen=True, kw_only=True)
-class Device:
-    """A memory that a part of the run lives in."""
-
-    name: str
-    memory: Memory
-    pool: str = ""
-    """Whose ranks have such a GPU each."""
-    capacity: int | None
-    """Bytes; None where it cannot be known from here."""
-    process_bytes: int
-    """Of a process before it holds a tensor: libraries, or the context of CUDA."""
-    num_processes: int = 1
-    """That use this memory."""
-
-
-@dataclass(slots=True, frozen=True, kw_only=True)
-class Request:
-    """Everything that decides the plan."""
-
-    models: Sequence[ModelNeed]
-    sampler: SamplerNeed | None
-    devices: Sequence[Device]
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -201,9 +117,10 @@ def plan_memory(request: Request) -> MemoryPlan:
 
 
 def _plan_device(request: Request, device: Device) -> DevicePlan:
-    roles = list(
-        _on_gpu(request, device.pool) if device.memory is Memory.gpu else _on_host(request)
-    )
+    if device.memory is Memory.gpu:
+        roles = list(_on_gpu(request, device))
+    else:
+        roles = list(_on_host(request, device.capacity))
     if device.memory is Memory.host_of_gpus:
         roles = [RolePlan(role=p.role, standing={OPTIMIZER: p.away}) for p in roles if p.away]
     processes = device.process_bytes * device.num_processes
@@ -211,25 +128,29 @@ def _plan_device(request: Request, device: Device) -> DevicePlan:
     return DevicePlan(device=device, roles=roles)
 
 
-def _on_gpu(request: Request, pool: str) -> Iterator[RolePlan]:
-    """Yield what one rank of ``pool`` holds."""
+def _on_gpu(request: Request, device: Device) -> Iterator[RolePlan]:
+    """Yield what one rank of the device's pool holds."""
     for need in request.models:
-        if need.pool == pool:
-            yield plan_model(need)
-    if request.sampler is not None and request.sampler.pool == pool:
-        yield plan_sampler(request.sampler)
+        if need.pool == device.pool:
+            yield plan_model(need, memory_bytes=device.capacity)
+    if request.sampler is not None and request.sampler.pool == device.pool:
+        yield _scaled(plan_sampler(request.sampler), request.sampler.num_on_gpu)
 
 
-def _on_host(request: Request) -> Iterator[RolePlan]:
+def _on_host(request: Request, capacity: int | None) -> Iterator[RolePlan]:
     """Yield what all ranks hold together."""
     for need in request.models:
-        yield _scaled(plan_model(need), need.num_ranks)
+        yield _scaled(plan_model(need, memory_bytes=capacity), need.num_ranks)
     if request.sampler is not None:
         yield _scaled(plan_sampler(request.sampler), request.sampler.num_processes)
 
 
-def plan_model(need: ModelNeed) -> RolePlan:
-    """Return what one rank holds of a model."""
+def plan_model(need: ModelNeed, *, memory_bytes: int | None) -> RolePlan:
+    """Return what one rank holds of a model.
+
+    Args:
+        memory_bytes: of the device, which decides what counts as a small model.
+    """
     settings, shape = need.settings, need.shape
     offload = settings.offload
     state = {WEIGHTS: need.master_bytes * shape.num_params // need.num_shards}
@@ -240,9 +161,9 @@ def plan_model(need: ModelNeed) -> RolePlan:
     moved |= state if offload is Offload.all else {}
     back = moments if offload is not Offload.none else {}
     standing |= {} if back else moments
-    working = {f"score {need.role}": _added(moved, _scoring(need))}
+    working = {f"score {need.role}": _added(moved, _scoring(need, memory_bytes))}
     if need.trained:
-        working[f"update {need.role}"] = _added(moved, back, _updating(need))
+        working[f"update {need.role}"] = _added(moved, back, _updating(need, memory_bytes))
     return RolePlan(
         role=need.role,
         standing=_present(standing),
@@ -257,15 +178,15 @@ def plan_sampler(need: SamplerNeed) -> RolePlan:
     The cache has a row per slot, and room for saved sessions.
     """
     per_token = need.shape.kv_values * need.value_bytes
-    weights = need.shape.num_params * (need.value_bytes + _MASTER_BYTES * need.keeps_module)
+    weights = need.shape.num_params * (need.value_bytes + MASTER_BYTES * need.keeps_module)
     mask = need.max_context**2 * need.value_bytes
     rows = need.num_slots * need.max_context * per_token + need.session_cache_bytes
+    cache = {KV_CACHE: rows + mask}
+    logits = {LOGITS: need.num_slots * need.shape.vocab_size * 2 * MASTER_BYTES}
     return RolePlan(
         role=ROLLOUT,
-        standing={WEIGHTS: weights, KV_CACHE: rows + mask},
-        working={
-            ROLLOUT: {LOGITS: need.num_slots * need.shape.vocab_size * 2 * _MASTER_BYTES},
-        },
+        standing={WEIGHTS: weights} | ({} if need.sleeps else cache),
+        working={ROLLOUT: logits | (cache if need.sleeps else {})},
     )
 
 
@@ -275,15 +196,29 @@ def kept_of(need: ModelNeed) -> Kept | None:
     return None if kept is None else kept[need.settings.precision]
 
 
-def value_bytes(settings: EngineConfig) -> int:
+def value_bytes(need: ModelNeed) -> int:
     """Return the bytes of a value in forward and backward."""
-    return 2 if settings.precision is Precision.bf16 else 4
+    return 2 if need.settings.precision is Precision.bf16 else 4
 
 
-def _updating(need: ModelNeed) -> Sizes:
+def is_sharded(need: ModelNeed) -> bool:
+    """Whether the weights of the forward pass are other tensors than the masters."""
+    return value_bytes(need) != need.master_bytes or need.num_ranks > 1
+
+
+def is_gathered_whole(need: ModelNeed, memory_bytes: int | None) -> bool:
+    """Whether all weights of the forward pass exist at once, as the engine decides it."""
+    size = need.shape.num_params * (GATHERED_BYTES + GRADIENT_BYTES)
+    return memory_bytes is None or size <= GATHERED_SHARE * memory_bytes
+
+
+def _updating(need: ModelNeed, memory_bytes: int | None) -> Sizes:
     kept, settings = kept_of(need), need.settings
-    gradients = _MASTER_BYTES * need.num_trained // need.num_shards
-    found = {WEIGHTS: _gathered(need), GRADIENTS: gradients, LOGITS: _logits(need, trains=True)}
+    gradients = GRADIENT_BYTES * need.num_trained // need.num_shards
+    if is_sharded(need) and is_gathered_whole(need, memory_bytes):
+        gradients += GRADIENT_BYTES * need.num_trained
+    logits = _logits(need, trains=True)
+    found = {WEIGHTS: _gathered(need, memory_bytes), GRADIENTS: gradients, LOGITS: logits}
     if kept is not None:
         full = kept.compiled if settings.compile else kept.eager
         held = {
@@ -292,37 +227,49 @@ def _updating(need: ModelNeed) -> Sizes:
             Recompute.full: kept.layer_inputs,
         }[settings.recompute]
         # Logits and a layer's own gradients never exist at once: the larger of the two counts.
-        one_layer = need.tokens * full // max(need.shape.num_layers, 1)
-        layer = one_layer * (1 if settings.recompute is Recompute.none else 2)
-        found[ACTIVATIONS] = need.tokens * held + max(layer - found[LOGITS], 0)
+        one_layer = need.num_tokens * full // max(need.shape.num_layers, 1)
+        layer = one_layer if settings.recompute is Recompute.none else one_layer * _AT_WORK // 100
+        found[ACTIVATIONS] = need.num_tokens * held + max(layer - logits, 0)
     return found
 
 
-def _scoring(need: ModelNeed) -> Sizes:
-    kept = kept_of(need)
-    one_layer = 0 if kept is None else need.tokens * kept.eager // max(need.shape.num_layers, 1)
+def _scoring(need: ModelNeed, memory_bytes: int | None) -> Sizes:
+    kept, layers = kept_of(need), max(need.shape.num_layers, 1)
     return {
-        WEIGHTS: _gathered(need),
-        ACTIVATIONS: one_layer,
+        WEIGHTS: _gathered(need, memory_bytes),
+        ACTIVATIONS: 0 if kept is None else need.num_tokens * kept.eager // layers,
         LOGITS: _logits(need, trains=False),
     }
 
 
-def _gathered(need: ModelNeed) -> int:
+def _gathered(need: ModelNeed, memory_bytes: int | None) -> int:
     """Weights that exist for the forward pass only."""
-    if value_bytes(need.settings) == need.master_bytes and need.num_shards == 1:
+    if not is_sharded(need):
         return 0
     shape = need.shape
     layers = min(_GATHERED_LAYERS, shape.num_layers) * shape.layer_params
-    return value_bytes(need.settings) * (shape.root_params + layers)
+    whole = is_gathered_whole(need, memory_bytes)
+    return value_bytes(need) * (shape.num_params if whole else shape.root_params + layers)
 
 
 def _logits(need: ModelNeed, *, trains: bool) -> int:
     if not need.has_vocabulary:
         return 0
-    chunk = min(CHUNK_TOKENS, need.tokens)
-    copies = _LOGIT_COPIES[need.settings.compile] if trains else 2
-    return chunk * need.shape.vocab_size * 4 * copies
+    size, head = value_bytes(need), need.shape.vocab_size * need.shape.hidden_size
+    cast = size % MASTER_BYTES * head  # of the head's weight
+    if need.on_gpu:  # its kernels hold logits and their gradient, nothing else of that size
+        per_logit = 2 * size if trains else size
+    else:
+        per_logit = size + (_UPDATE_LOGIT_BYTES if trains else _SCORE_LOGIT_BYTES)
+    return _logits_at_once(need) * per_logit + cast + trains * GRADIENT_BYTES * head
+
+
+def _logits_at_once(need: ModelNeed) -> int:
+    """Logits of the largest of equal chunks, none above the limit."""
+    limit = MAX_LOGITS["cuda" if need.on_gpu else "cpu"]
+    tokens, vocabulary = need.num_tokens, need.shape.vocab_size
+    num_chunks = max(1, -(-tokens // max(1, limit // vocabulary)))
+    return -(-tokens // num_chunks) * vocabulary
 
 
 def _scaled(plan: RolePlan, factor: int) -> RolePlan:

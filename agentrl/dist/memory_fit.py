@@ -6,14 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from agentrl.dist.config import EngineConfig, Offload, Precision, Recompute
-from agentrl.dist.memory import (
-    DevicePlan,
-    Memory,
-    MemoryPlan,
-    ModelNeed,
-    Request,
-    plan_memory,
-)
+from agentrl.dist.memory import DevicePlan, MemoryPlan, plan_memory
+from agentrl.dist.memory_needs import Memory, ModelNeed, Request
 from agentrl.errors import MemoryPlanError
 
 _MIN_SLOTS = 8
@@ -82,7 +76,7 @@ def savings(request: Request, device: DevicePlan) -> list[tuple[Knob, int]]:
     Each stands alone: where another phase becomes the largest, less is saved than the part took.
     """
     found = []
-    for knob in knobs(request):
+    for knob in {knob.setting: knob for knob in knobs(request)}.values():
         changed = plan_memory(knob.change(request))
         peaks = [plan.peak for plan in changed.devices if plan.device.name == device.device.name]
         if peaks and peaks[0] < device.peak:

@@ -9,6 +9,8 @@ Legend: ``T`` tokens, ``L`` layers, ``G`` key/value heads, ``D`` size of a head.
 
 from __future__ import annotations
 
+import copy
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,8 +23,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionInterface, AutoModelForCausalLM
 
 from agentrl.dist.config import Precision
+from agentrl.dist.layers import decoder_layers
 from agentrl.errors import AgentRLError, ModelError
 
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # torch < 2.10
+    varlen_attn = None
+
+# What the kernel for packed rows wants of models whose heads share keys and values.
+_REPEATS_HEADS = (
+    varlen_attn is None or "enable_gqa" not in inspect.signature(varlen_attn).parameters
+)
 _ATTENTION = "agentrl_memory_plan"
 _NUM_TRACED_TOKENS = 64
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "linear")
@@ -83,7 +95,7 @@ def model_shape(config: Any) -> ModelShape:
     """
     model = _on_meta(config, torch.float32)
     text = model.config.get_text_config()
-    layers = _layers(model)
+    layers = decoder_layers(model)
     inside = {id(value) for layer in layers for value in layer.parameters()}
     try:
         kept = {
@@ -114,7 +126,7 @@ def _on_meta(config: Any, dtype: torch.dtype) -> Any:
     try:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(
-                config, dtype=dtype, attn_implementation=_ATTENTION
+                copy.deepcopy(config), dtype=dtype, attn_implementation=_ATTENTION
             ).eval()
     except AgentRLError:
         raise
@@ -123,12 +135,6 @@ def _on_meta(config: Any, dtype: torch.dtype) -> Any:
             f"transformers cannot build a causal language model of type "
             f"{getattr(config, 'model_type', '?')!r}: {type(error).__name__}: {error}"
         ) from error
-
-
-def _layers(model: Any) -> list[nn.Module]:
-    """Return the decoder layers: the longest list of modules in the trunk."""
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    return list(max(lists, key=_numel, default=nn.ModuleList()))
 
 
 def _numel(module: nn.Module) -> int:
@@ -155,9 +161,9 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return something of the right shape [1, H, T, D]."""
-        out = torch.empty_like(query[..., : value.shape[-1]])
-        sums = torch.empty(query.shape[:-1], dtype=torch.float32, device=query.device)
+        """Return something of the right shape [1, T, H, D]."""
+        out = query.new_empty(*query.transpose(1, 2).shape[:-1], value.shape[-1])
+        sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
         ctx.save_for_backward(query, key, value, out, sums)
         return out
 
@@ -171,10 +177,13 @@ def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **_: Any
 ) -> tuple[Tensor, None]:
     trace = _Trace.running
-    out = _Attention.apply(query, key, value)
+    if _REPEATS_HEADS:
+        groups = query.shape[1] // key.shape[1]
+        key, value = (part.repeat_interleave(groups, dim=1) for part in (key, value))
+    out: Any = _Attention.apply(query, key, value)
     if trace is not None:
         trace.note_product((query, key, value), out)
-    return out.transpose(1, 2).contiguous(), None
+    return out, None
 
 
 class _Trace(TorchDispatchMode):

@@ -1,0 +1,257 @@
+"""What a configuration asks of this machine's memory: read, planned, shown, and refused in time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from agentrl.config.cluster import RAY, placement_of, rollout_share
+from agentrl.config.engines import uses_critic
+from agentrl.config.schema import Config
+from agentrl.dist.machine import Gpu, gpus, host_memory
+from agentrl.dist.memory import plan_memory
+from agentrl.dist.memory_needs import Device, Memory, ModelNeed, Request, SamplerNeed
+from agentrl.dist.memory_table import Planned, as_json, render
+from agentrl.dist.model_shape import ModelShape, model_shape
+from agentrl.dist.placement import DEFAULT_POOL, PoolPlan, plan_pools
+from agentrl.errors import MemoryPlanError, ModelError
+from agentrl.model.describe import model_config
+from agentrl.model.tiny import tiny_config
+from agentrl.reward.checks import part_configs
+from agentrl.rollout.engines.config import HFEngineConfig
+from agentrl.telemetry.files import atomic_write
+from agentrl.train.config import TINY
+from agentrl.train.open_model import MODEL_FOLDER, is_run
+
+PLAN_FILE = "memory_plan.json"
+"""In a run directory."""
+_MIB, _GIB = 2**20, 2**30
+_HOST_PROCESS_BYTES = 700 * _MIB
+"""Python with torch and transformers loaded, and a driver's own data."""
+_GPU_PROCESS_BYTES = _GIB
+"""The context of CUDA, workspaces of its libraries, and NCCL's buffers."""
+_CLASSIFIER = "hf_classifier"
+_ROLLOUT_POOL = "rollout"
+
+
+def plan_run(config: Config) -> Planned:
+    """Plan the memory of a run. Reads the configuration of its models, and no weights."""
+    try:
+        shapes = _Shapes(config)
+        actor = shapes.of(config.model.path)
+    except ModelError as error:
+        return Planned(request=None, plan=None, why_not=str(error))
+    on_gpus = gpus() if _wants_gpu(config) else []
+    notes: list[str] = []
+    if actor.kept is None:
+        notes.append(f"activations are not planned: {actor.why_not}")
+    models = list(_models(config, shapes, actor, on_gpu=bool(on_gpus), notes=notes))
+    sampler = _sampler(config, actor, notes)
+    devices = list(_devices(config, models, sampler, on_gpus))
+    request = Request(models=models, sampler=sampler, devices=devices)
+    return Planned(request=request, plan=plan_memory(request), notes=tuple(notes))
+
+
+def check_memory(config: Config, *, quiet: bool, console: Console | None = None) -> Planned:
+    """Show the plan of a run on standard error. Called before any weight is loaded.
+
+    Raises:
+        MemoryPlanError: it cannot fit; names what would make it fit.
+    """
+    planned = plan_run(config)
+    if not quiet:
+        console = console or Console(stderr=True)
+        for part in render(planned):
+            console.print(part)
+    if (problem := planned.refusal) is not None:
+        raise MemoryPlanError(problem)
+    return planned
+
+
+def keep_plan(planned: Planned, run: Path) -> None:
+    """Write ``memory_plan.json`` into a run's directory."""
+    atomic_write(run / PLAN_FILE, json.dumps(as_json(planned), indent=1))
+
+
+class _Shapes:
+    """Shapes of models by path, each read once."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._known: dict[str, ModelShape] = {}
+
+    def of(self, path: str) -> ModelShape:
+        """Return the shape of what ``model.path`` and its like name.
+
+        Raises:
+            ModelError: nothing there that can be read.
+        """
+        if path not in self._known:
+            self._known[path] = model_shape(self._read(path))
+        return self._known[path]
+
+    def _read(self, path: str) -> Any:
+        if path == TINY:
+            return tiny_config(self._config.model.warm_start.vocab_size)
+        return model_config(str(Path(path) / MODEL_FOLDER) if is_run(path) else path)
+
+
+def _wants_gpu(config: Config) -> bool:
+    if config.cluster.kind == RAY:
+        return any(pool.gpus_per_rank for pool in placement_of(config).pools.values())
+    return config.model.device != "cpu"
+
+
+def _models(
+    config: Config, shapes: _Shapes, actor: ModelShape, *, on_gpu: bool, notes: list[str]
+) -> Iterator[ModelNeed]:
+    pools = _pools(config)
+
+    def need(role: str, shape: ModelShape, **settings: Any) -> ModelNeed:
+        pool = next(pool for pool in pools if role in pool.roles)
+        defaults: dict[str, Any] = {
+            "settings": config.actor,
+            "longest_row": config.rollout.max_context_tokens,
+        }
+        return ModelNeed(
+            role=role,
+            shape=shape,
+            pool=pool.name,
+            num_ranks=pool.pool.ranks if config.cluster.kind == RAY else 1,
+            on_gpu=on_gpu,
+            **(defaults | settings),
+        )
+
+    for role in _roles(config):
+        if role == "actor":
+            yield need(role, actor, lora_rank=config.lora.rank)
+        elif role == "critic":
+            shape = shapes.of(config.critic.path or config.model.path)
+            yield need(role, shape, settings=config.critic, has_vocabulary=False)
+        elif role == "reference":
+            yield need(role, actor, trained=False)
+        else:
+            yield from _reward_models(config, shapes, need, notes)
+
+
+def _roles(config: Config) -> list[str]:
+    roles = ["actor"]
+    if uses_critic(config):
+        roles.append("critic")
+    if config.algo.kl.coef and not config.lora.rank:  # the actor without its adapters is one
+        roles.append("reference")
+    if any(part.id == _CLASSIFIER for _, part in part_configs(config.reward)):
+        roles.append("reward_model")
+    return roles
+
+
+def _pools(config: Config) -> list[PoolPlan]:
+    return plan_pools(placement_of(config), _roles(config))
+
+
+def _reward_models(
+    config: Config, shapes: _Shapes, need: Any, notes: list[str]
+) -> Iterator[ModelNeed]:
+    for _, part in part_configs(config.reward):
+        if part.id != _CLASSIFIER:
+            continue
+        try:
+            shape = shapes.of(str(part.kwargs.get("model", "")))
+        except ModelError as error:
+            notes.append(f"the reward model is not planned: {error}")
+            continue
+        half = part.kwargs.get("dtype", "float32") != "float32"
+        tokens = int(part.kwargs.get("max_tokens", 4096)) * int(part.kwargs.get("max_batch", 16))
+        yield need(
+            "reward_model",
+            shape,
+            settings=replace(config.actor, tokens_per_micro_batch=tokens),
+            longest_row=0,
+            trained=False,
+            has_vocabulary=False,
+            master_bytes=2 if half else 4,
+        )
+
+
+def _sampler(config: Config, shape: ModelShape, notes: list[str]) -> SamplerNeed | None:
+    if config.rollout.engine.id != "hf":
+        notes.append(f"the rollout engine {config.rollout.engine.id!r} is not planned")
+        return None
+    known = {field.name for field in fields(HFEngineConfig)}
+    given = {k: v for k, v in config.rollout.engine.kwargs.items() if k in known}
+    settings: dict[str, Any] = {"max_context": config.rollout.max_context_tokens} | given
+    engine = HFEngineConfig(**settings)
+    is_ray = config.cluster.kind == RAY
+    share = rollout_share(config) if is_ray else None
+    workers = config.rollout.workers if is_ray else 1
+    ranks = placement_of(config).pools.get(DEFAULT_POOL)
+    shares_gpu = share is None or share.shared
+    return SamplerNeed(
+        shape=shape,
+        pool=DEFAULT_POOL if shares_gpu else _ROLLOUT_POOL,
+        num_processes=workers,
+        num_on_gpu=-(-workers // ranks.ranks) if ranks and share and share.shared else 1,
+        sleeps=share is not None and share.shared,
+        num_slots=engine.num_slots,
+        max_context=engine.max_context,
+        session_cache_bytes=engine.session_cache_mb * _MIB,
+        value_bytes=4 if engine.dtype == "float32" else 2,
+    )
+
+
+def _devices(
+    config: Config, models: list[ModelNeed], sampler: SamplerNeed | None, on_gpus: list[Gpu]
+) -> Iterator[Device]:
+    """Yield the devices, capacities where this machine has them.
+
+    With a cluster elsewhere, this machine stands for its nodes.
+    """
+    host = host_memory()
+    is_ray = config.cluster.kind == RAY
+    ranks = {need.pool: need.num_ranks for need in models} if is_ray else {}
+    workers = sampler.num_processes if is_ray and sampler else 0
+    processes = 1 + sum(ranks.values()) + workers
+    limit = " (limit of the container)" if host.limited else ""
+    wants_gpu = _wants_gpu(config)
+    if not on_gpus and not (wants_gpu and is_ray):
+        yield Device(
+            name=f"host memory{limit}",
+            memory=Memory.host,
+            capacity=host.total_bytes,
+            process_bytes=_HOST_PROCESS_BYTES,
+            num_processes=processes,
+        )
+        return
+    chosen = _chosen_gpu(config.model.device, on_gpus)
+    pools = dict.fromkeys(need.pool for need in models)
+    if sampler is not None and (rollout_share(config).gpus if is_ray else True):
+        pools |= dict.fromkeys([sampler.pool])
+    for pool in pools:
+        many = f"each of {ranks[pool]} GPUs" if ranks.get(pool, 1) > 1 else "GPU"
+        yield Device(
+            name=f"{many} of the pool {pool!r}" if is_ray else f"GPU {chosen.index}, {chosen.name}",
+            memory=Memory.gpu,
+            pool=pool,
+            capacity=chosen.total_bytes if chosen else None,
+            process_bytes=_GPU_PROCESS_BYTES,
+            num_processes=1 + (sampler.num_on_gpu if sampler and sampler.sleeps else 0),
+        )
+    yield Device(
+        name=f"host memory{limit}",
+        memory=Memory.host_of_gpus,
+        capacity=host.total_bytes,
+        process_bytes=2 * _HOST_PROCESS_BYTES,
+        num_processes=processes,
+    )
+
+
+def _chosen_gpu(device: str, on_gpus: list[Gpu]) -> Any:
+    """Return the GPU that a run in one process takes; None where this machine has none."""
+    index = device.partition(":")[2]
+    wanted = int(index) if index.isdigit() else 0
+    return next((gpu for gpu in on_gpus if gpu.index == wanted), on_gpus[0] if on_gpus else None)
