@@ -44,7 +44,6 @@ class ShardedModel:
     def __init__(self, model: PackedModel, ranks: Ranks, precision: Precision) -> None:
         assert ranks.mesh is not None, "sharding needs a process group"
         self.module = model
-        self._ranks = ranks
         num_params = sum(value.numel() for value in model.parameters())
         self._stays_gathered = stays_gathered(num_params, ranks.device)
         half = precision is Precision.bf16
@@ -62,15 +61,15 @@ class ShardedModel:
             )
         for part in self._parts():
             part.set_gradient_divide_factor(1.0)
-            part.set_force_sum_reduction_for_comms(True)
+            # gloo knows no scaled sum; NCCL's is free, where a plain one would be scaled after it.
+            part.set_force_sum_reduction_for_comms(ranks.device.type == "cpu")
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
         """Say whether more micro-batches follow before the optimizer's step."""
         assert isinstance(self.module, FSDPModule)
         if self._stays_gathered:
             self.module.set_reshard_after_backward(is_last)
-            # Alone there is nobody to talk to: sums over micro-batches may as well lie in shards.
-            self.module.set_requires_gradient_sync(is_last or self._ranks.world_size == 1)
+            self.module.set_requires_gradient_sync(is_last)
         self.module.set_is_last_backward(is_last)
 
     def release(self) -> None:

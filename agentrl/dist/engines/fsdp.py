@@ -20,13 +20,13 @@ from agentrl.dist.determinism import require_deterministic_kernels
 from agentrl.dist.engine import LossFn, PendingSave
 from agentrl.dist.export import live_tensors, save_pretrained
 from agentrl.dist.inference import infer_batch
-from agentrl.dist.lora import Adapters, base_name
+from agentrl.dist.lora import Adapters, WithoutAdapters, base_name
 from agentrl.dist.metrics import MetricSum
 from agentrl.dist.micro_batch import dummy_batch, plan_trained_rows
 from agentrl.dist.offload import HostShelf
 from agentrl.dist.open_packed import open_packed
 from agentrl.dist.optimizer import build_adamw, clip_gradient
-from agentrl.dist.packed_model import Head
+from agentrl.dist.packed_model import Head, to_device
 from agentrl.dist.ranks import Ranks, group_of_one
 from agentrl.dist.schedule import learning_rate
 from agentrl.dist.scoring import TokenScorer
@@ -184,6 +184,10 @@ class FSDPEngine:
         for name, value in live_tensors(self._packed):
             yield name, full_tensor(value.detach())
 
+    def without_adapters(self) -> WithoutAdapters:
+        """Return the policy that adapters were attached to: of these weights, not a copy."""
+        return WithoutAdapters(self)
+
     def save(self, directory: Path) -> PendingSave:
         """Begin to write all that resuming needs; see ``TrainEngine.save``."""
         counters = {"num_updates": self.num_updates, "num_skipped": self.num_skipped}
@@ -284,6 +288,6 @@ def _to_device(batch: Batch, device: torch.device) -> Batch:
     """Move the token fields; the layout stays on the CPU, where it is read."""
     return Batch(
         batch.cu_seqlens,
-        {name: value.to(device) for name, value in batch.tokens.items()},
-        {name: value.to(device) for name, value in batch.rows.items()},
+        {name: to_device(value, device) for name, value in batch.tokens.items()},
+        {name: to_device(value, device) for name, value in batch.rows.items()},
     )
