@@ -89,6 +89,7 @@ class Critic:
             order = derive_seed(self.seed, "critic-mini-batches", step, epoch)
             for part in split_sessions(batch, self.config.updates_per_step, seed=order):
                 updates.append(self._update_once(part))
+        self.engine.offload()  # as far as critic.offload says: the policy's turn is next
         mask = batch.tokens["loss_mask"]
         explained = explained_variance(
             batch.tokens["values"][mask], batch.tokens["value_targets"][mask]
