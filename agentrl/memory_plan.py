@@ -46,7 +46,7 @@ def plan_run(config: Config) -> Planned:
         actor = shapes.of(config.model.path)
     except ModelError as error:
         return Planned(request=None, plan=None, why_not=str(error))
-    on_gpus = gpus() if _wants_gpu(config) else []
+    on_gpus = gpus() if wants_gpu(config) else []
     notes: list[str] = []
     if actor.kept is None:
         notes.append(f"activations are not planned: {actor.why_not}")
@@ -101,7 +101,8 @@ class _Shapes:
         return model_config(str(Path(path) / MODEL_FOLDER) if is_run(path) else path)
 
 
-def _wants_gpu(config: Config) -> bool:
+def wants_gpu(config: Config) -> bool:
+    """Whether the run computes on GPUs where there are any."""
     if config.cluster.kind == RAY:
         return any(pool.gpus_per_rank for pool in placement_of(config).pools.values())
     return config.model.device != "cpu"
@@ -217,8 +218,7 @@ def _devices(
     workers = sampler.num_processes if is_ray and sampler else 0
     processes = 1 + sum(ranks.values()) + workers
     limit = " (limit of the container)" if host.limited else ""
-    wants_gpu = _wants_gpu(config)
-    if not on_gpus and not (wants_gpu and is_ray):
+    if not on_gpus and not (wants_gpu(config) and is_ray):
         yield Device(
             name=f"host memory{limit}",
             memory=Memory.host,

@@ -47,7 +47,7 @@ ALLOWED: dict[str, set[str]] = {
 PACK_ALLOWED = BASE | {"env", "tool", "sandbox"}
 # Wiring: may import everything.
 TOP = {"launch", "plan", "rollouts", "cluster", "resume", "playground", "play", "sft", "cli"}
-TOP |= {"__init__", "memory_plan"}
+TOP |= {"__init__", "memory_plan", "doctor"}
 
 
 def _modules() -> list[Path]:

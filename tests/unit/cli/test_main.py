@@ -43,12 +43,24 @@ def agentrl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 def test_help_lists_every_verb(agentrl: Shell) -> None:
     _, out, _ = agentrl("--help")
-    for verb in ("train", "eval", "sft", "rollout", "export", "report", "envs", "tools", "sandbox"):
+    for verb in (
+        "train",
+        "eval",
+        "sft",
+        "rollout",
+        "export",
+        "report",
+        "envs",
+        "tools",
+        "sandbox",
+        "doctor",
+    ):
         assert f"  {verb}" in out
 
 
 @pytest.mark.parametrize(
-    "verb", ["train", "eval", "sft", "rollout", "export", "report", "envs", "tools", "sandbox"]
+    "verb",
+    ["train", "eval", "sft", "rollout", "export", "report", "envs", "tools", "sandbox", "doctor"],
 )
 def test_every_verb_explains_itself(agentrl: Shell, verb: str) -> None:
     code, out, _ = agentrl(verb, "--help")
