@@ -24,12 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.checkpoint import HuggingFaceStorageReader
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor, Replicate
 
 from agentrl.errors import CheckpointError
@@ -213,8 +214,8 @@ def _read(directory: Path, into: Mapping[str, Tensor]) -> None:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            dcp.load(wanted, storage_reader=HuggingFaceStorageReader(str(directory)), no_dist=True)
-    except (dcp.CheckpointException, OSError, SafetensorError) as error:
+            load(wanted, storage_reader=HuggingFaceStorageReader(str(directory)), no_dist=True)
+    except (CheckpointException, OSError, SafetensorError) as error:
         raise CheckpointError(f"{str(directory)!r} cannot be read: {error}") from error
 
 
