@@ -156,7 +156,7 @@ class DataParallel:
 
     * a mapping: its tensors hold one value per token of the rank's rows, and come back in the order
       of the whole batch; its numbers are added up, those named ``*_max`` combined by maximum, and
-      those in ``replicated`` taken from data rank 0;
+      those in ``replicated`` taken from data rank 0; of anything else comes the list;
     * anything else: the list by data rank.
     """
 
@@ -208,6 +208,8 @@ class DataParallel:
             return scatter_tokens(values, shards)
         if name in self.replicated:
             return values[0]
+        if not isinstance(values[0], int | float):
+            return values
         return max(values) if name.endswith("_max") else sum(values)
 
 

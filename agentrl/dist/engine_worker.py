@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 from torch import Tensor
 
-from agentrl.batch import RowView
+from agentrl.batch import Batch, RowView
 from agentrl.dist.dispatch import Collective, DataParallel, OneToAll
 from agentrl.dist.engine import LossFn, TrainEngine
+from agentrl.dist.lora import AdaptedEngine, WithoutAdapters
 from agentrl.dist.ranks import Ranks
 from agentrl.dist.weight_sync.buckets import Bucket
 from agentrl.dist.weight_sync.shipment import Shipment, ship
@@ -25,7 +26,28 @@ STATE_TIMEOUT_S = 1800.0
 REPLICATED = frozenset({"grad_norm", "lr", "micro_batches", "skipped"})
 """Metrics of an update that every rank knows as a whole."""
 
-EngineBuilder = Callable[[Ranks], TrainEngine]
+
+class RankEngine(TrainEngine, Protocol):
+    """A training engine on one rank: it takes its rows without having them copied first."""
+
+    def train_mini_batch(
+        self, batch: Batch | RowView, loss_fn: LossFn, *, tokens_per_micro_batch: int
+    ) -> dict[str, float]:
+        """Train on this rank's rows; ``loss_fn``'s metrics are those of these rows."""
+        ...
+
+    def infer_batch(
+        self,
+        batch: Batch | RowView,
+        *,
+        tokens_per_micro_batch: int,
+        fields: Sequence[str] = ("logprobs",),
+    ) -> dict[str, Tensor]:
+        """Score this rank's rows."""
+        ...
+
+
+EngineBuilder = Callable[[Ranks], RankEngine]
 """Builds a role's engine on a rank; can be pickled."""
 
 
@@ -56,7 +78,7 @@ class EngineWorker(Worker):
     ) -> dict[str, float]:
         """See :meth:`~agentrl.dist.engine.TrainEngine.train_mini_batch`, of this rank's rows."""
         return self.engines[role].train_mini_batch(
-            batch.load(), loss_fn, tokens_per_micro_batch=tokens_per_micro_batch
+            batch, loss_fn, tokens_per_micro_batch=tokens_per_micro_batch
         )
 
     @register(dispatch=DataParallel(mesh_argument=0), timeout_s=COMPUTE_TIMEOUT_S)
@@ -65,7 +87,16 @@ class EngineWorker(Worker):
     ) -> dict[str, Tensor]:
         """See :meth:`~agentrl.dist.engine.TrainEngine.infer_batch`, of this rank's rows."""
         return self.engines[role].infer_batch(
-            batch.load(), tokens_per_micro_batch=tokens_per_micro_batch, fields=fields
+            batch, tokens_per_micro_batch=tokens_per_micro_batch, fields=fields
+        )
+
+    @register(dispatch=DataParallel(mesh_argument=0), timeout_s=COMPUTE_TIMEOUT_S)
+    def infer_without_adapters(
+        self, role: str, batch: RowView, *, tokens_per_micro_batch: int, fields: Sequence[str]
+    ) -> dict[str, Tensor]:
+        """Score this rank's rows with what the role's adapters were attached to."""
+        return WithoutAdapters(cast(AdaptedEngine, self.engines[role])).infer_batch(
+            batch, tokens_per_micro_batch=tokens_per_micro_batch, fields=fields
         )
 
     @register(dispatch=Collective())

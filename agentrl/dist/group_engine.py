@@ -69,6 +69,10 @@ class GroupEngine:
             fields=tuple(fields),
         )
 
+    def without_adapters(self) -> GroupWithoutAdapters:
+        """Return the policy that the role's adapters were attached to."""
+        return GroupWithoutAdapters(self.group, self.role)
+
     def export_params(self) -> Iterator[tuple[str, Tensor]]:
         """See :meth:`~agentrl.dist.engine.TrainEngine.export_params`.
 
@@ -119,6 +123,26 @@ class GroupEngine:
     def offload(self) -> None:
         """See :meth:`~agentrl.dist.engine.TrainEngine.offload`."""
         self.group.call("offload", self.role)
+
+
+class GroupWithoutAdapters:
+    """The driver's side of :class:`~agentrl.dist.lora.WithoutAdapters`."""
+
+    def __init__(self, group: WorkerGroup, role: str) -> None:
+        self._group = group
+        self._role = role
+
+    def infer_batch(
+        self, batch: Batch, *, tokens_per_micro_batch: int, fields: Sequence[str] = ("logprobs",)
+    ) -> dict[str, Tensor]:
+        """See :meth:`~agentrl.dist.engine.TrainEngine.infer_batch`."""
+        return self._group.call(
+            "infer_without_adapters",
+            self._role,
+            batch,
+            tokens_per_micro_batch=tokens_per_micro_batch,
+            fields=tuple(fields),
+        )
 
 
 class GroupSave:

@@ -167,16 +167,23 @@ class FakeEngine:
         self.on_device = True
 
     def train_mini_batch(
-        self, batch: Batch, loss_fn: LossFn, *, tokens_per_micro_batch: int
+        self, batch: Batch | RowView, loss_fn: LossFn, *, tokens_per_micro_batch: int
     ) -> dict[str, float]:
-        loss, metrics = loss_fn({"logprobs": batch.tokens["ids"].float()}, batch)
+        own = batch.select(range(batch.num_rows))
+        loss, metrics = loss_fn({"logprobs": own.tokens["ids"].float()}, own)
         self.num_updates += 1
-        return {**metrics, "loss": float(loss), "lr": 0.5, "grad_norm": 1.0, "skipped": 0.0}
+        total = {name: float(value) for name, value in metrics.items()}
+        return total | {"loss": float(loss), "lr": 0.5, "grad_norm": 1.0, "skipped": 0.0}
 
     def infer_batch(
-        self, batch: Batch, *, tokens_per_micro_batch: int, fields: Sequence[str] = ("logprobs",)
+        self,
+        batch: Batch | RowView,
+        *,
+        tokens_per_micro_batch: int,
+        fields: Sequence[str] = ("logprobs",),
     ) -> dict[str, Tensor]:
-        return {name: batch.tokens["ids"] * self.weight for name in fields}
+        ids = batch.select(range(batch.num_rows)).tokens["ids"]
+        return {name: ids * self.weight for name in fields}
 
     def export_params(self) -> Iterator[tuple[str, Tensor]]:
         yield "weight", self.weight

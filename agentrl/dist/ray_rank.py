@@ -1,0 +1,171 @@
+"""What a rank of a group is on Ray: an actor around a worker."""
+
+from __future__ import annotations
+
+import os
+import socket
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from torch import Tensor
+
+from agentrl.batch import Batch
+from agentrl.dist.ranks import Ranks, join_ranks
+from agentrl.dist.ray_transport import Message, pack
+from agentrl.dist.rollout_worker import ProcessSetup
+from agentrl.dist.watchdog import StackSource, offer_stacks
+from agentrl.dist.worker import Worker
+from agentrl.errors import AgentRLError
+
+ENTRY = "ray_rank.py:_invoke"
+"""Where a call begins in a rank's stack."""
+COLLECTIVE_TIMEOUT_S = 4 * 3600.0
+"""Longer than any call may take: the driver's deadline, which names ranks, is to come first."""
+_PASSED_ON = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "CUBLAS_", "HF_", "TOKENIZERS_", "AGENTRL_")
+"""Prefixes of the driver's environment variables that ranks get."""
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Failure:
+    """An error of a rank, as data: any exception can cross."""
+
+    error: str
+    """Type and message."""
+    trace: str
+    original: AgentRLError | None
+    """The error itself, where it is one of agentrl's."""
+    is_of_peer: bool
+    """It looks as if another rank had gone."""
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """Describe an error that is being handled."""
+        # Without its cause and traceback, which may not cross.
+        original = type(error)(*error.args) if isinstance(error, AgentRLError) else None
+        said = f"{type(error).__name__}: {error}"
+        return cls(
+            error=said,
+            trace="".join(traceback.format_exception(error)),
+            original=original,
+            is_of_peer=original is None and ("onnection" in said or "peer" in said),
+        )
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Place:
+    """Where an actor was put."""
+
+    node_id: str
+    host: str
+    """Its node's address."""
+    gpus: tuple[int | str, ...]
+    stacks: StackSource
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class RankSetup:
+    """What a rank's process takes over from the driver. Can be pickled."""
+
+    process: ProcessSetup
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of_this_process(cls, *, num_threads: int) -> RankSetup:
+        """Describe the driver: its settings of NCCL and of torch, paths, working directory."""
+        passed = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
+        return cls(
+            process=ProcessSetup.of_this_process(num_threads=num_threads), environment=passed
+        )
+
+
+class RankActor:
+    """The actor. Errors come back as :class:`Failure`.
+
+    Args:
+        setup: applied before the worker is built.
+    """
+
+    def __init__(self, setup: RankSetup) -> None:
+        self._stacks = offer_stacks()
+        os.environ.update(setup.environment)
+        setup.process.apply(may_stay=True)
+        self._worker: Worker | None = None
+
+    def where(self) -> Place:
+        """Say where this process runs."""
+        context = ray.get_runtime_context()
+        return Place(
+            node_id=context.get_node_id(),
+            host=ray.util.get_node_ip_address(),
+            gpus=tuple(ray.get_gpu_ids()),
+            stacks=self._stacks,
+        )
+
+    def meeting_place(self) -> str:
+        """Return an address on this rank's node at which nobody listens yet."""
+        host = ray.util.get_node_ip_address()
+        with socket.socket() as free:
+            free.bind((host, 0))
+            return f"tcp://{host}:{free.getsockname()[1]}"
+
+    def build(
+        self,
+        address: str | None,
+        place: Mapping[str, Any],
+        worker_class: type[Worker],
+        message: Message,
+        *bulk: Any,
+    ) -> Failure | None:
+        """Join the other ranks, where there is an address to meet at, and build the worker.
+
+        Args:
+            address: where ranks meet.
+            place: ``rank``, ``world_size`` and ``device``.
+            worker_class: of the worker.
+            message: its arguments after ``ranks``.
+            bulk: of the message.
+        """
+        try:
+            call = message.open(bulk)
+            ranks = (
+                Ranks.single(place["device"])
+                if address is None
+                else join_ranks(address, **place, timeout_s=COLLECTIVE_TIMEOUT_S)
+            )
+            self._worker = worker_class(ranks, *call.args, **call.kwargs)
+        except BaseException as error:
+            return Failure.of(error)
+
+    def data_rank(self, mesh: str | None) -> int | Failure:
+        """See :meth:`~agentrl.dist.worker.Worker.data_rank`."""
+        try:
+            assert self._worker is not None, "a rank is built before it is asked"
+            return self._worker.data_rank(mesh)
+        except BaseException as error:
+            return Failure.of(error)
+
+    def call(self, method: str, message: Message, *bulk: Any) -> Any:
+        """Call the worker's method and return its result, or a :class:`Failure`."""
+        try:
+            return pack(self._invoke(method, message, bulk))
+        except BaseException as error:
+            return Failure.of(error)
+
+    def keep(self, method: str, message: Message, *bulk: Any) -> tuple[Any, Any]:
+        """Call as :meth:`call`; two results, of which the second stays in the object store.
+
+        The first is a :class:`Failure`, or the layout of the second, where that is a batch.
+        """
+        try:
+            found = self._invoke(method, message, bulk)
+            layout: Tensor | None = found.cu_seqlens if isinstance(found, Batch) else None
+            return pack(layout), pack(found)
+        except BaseException as error:
+            return Failure.of(error), None
+
+    def _invoke(self, method: str, message: Message, bulk: tuple[Any, ...]) -> Any:
+        call = message.open(bulk)
+        return getattr(self._worker, method)(*call.args, **call.kwargs)
