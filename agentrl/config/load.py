@@ -52,8 +52,13 @@ def _composed(overrides: Sequence[str], base: Config | None) -> Config:
     parsed += _parse(_other_length(parsed))
     if base is None and _names_pretrained(parsed):
         parsed = [*_parse(["model=pretrained"]), *parsed]
-    if base is not None:
-        return _merge(base, parsed)
+    records = [item for item in parsed if _record_mapping(item) is not None]
+    parsed = [item for item in parsed if item not in records]
+    config = _merge(base, parsed) if base is not None else _compose(parsed)
+    return _with_records(config, records)
+
+
+def _compose(parsed: Sequence[Override]) -> Config:
     ConfigStore.instance().store(name="agentrl_schema", node=Config)
     try:
         with initialize_config_dir(str(config_dir()), version_base="1.3"):
@@ -61,6 +66,43 @@ def _composed(overrides: Sequence[str], base: Config | None) -> Config:
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_explain(error)) from error
     return _to_object(composed)
+
+
+def _with_records(config: Config, overrides: Sequence[Override]) -> Config:
+    """Apply ``placement.pools.NAME.ranks=2``, which adds the record of that name where needed.
+
+    Hydra would add a plain mapping in its place.
+    """
+    tree: Any = OmegaConf.structured(config)
+    for override in overrides:
+        key = override.key_or_group.lstrip("+")
+        mapping = _record_mapping(override)
+        assert mapping is not None
+        name, _, leaf = key.removeprefix(f"{mapping}.").partition(".")
+        known = [item.name for item in dataclasses.fields(_record_classes()[mapping])]
+        value = override.value()
+        given = {leaf: value} if leaf else value
+        if not isinstance(given, dict):
+            raise ConfigError(
+                f"{_shortened(override.input_line or key)}: write {mapping}.{name}.{known[0]}=..."
+            )
+        for field in given:
+            if field not in known:
+                paths = [f"{mapping}.{name}.{item}" for item in known]
+                raise ConfigError(unknown_key_message(f"{mapping}.{name}.{field}", paths))
+        for part in reversed((*mapping.split("."), name)):
+            given = {part: given}
+        try:
+            tree = OmegaConf.merge(tree, OmegaConf.create(given))
+        except OmegaConfBaseException as error:
+            raise ConfigError(_explain(error)) from error
+    return _to_object(tree) if overrides else config
+
+
+def _record_mapping(override: Override) -> str | None:
+    """Return the key of the mapping of records that a setting lies in: ``placement.pools``."""
+    key = override.key_or_group.lstrip("+")
+    return next((name for name in _record_classes() if key.startswith(f"{name}.")), None)
 
 
 def config_dir() -> Path:
@@ -349,6 +391,16 @@ def _free_keys() -> tuple[str, ...]:
 def _item_classes() -> dict[str, type]:
     """Keys that hold a list of records -> the dataclass of one: env.mix."""
     return {key: get_args(kind)[0] for key, kind in _kinds(Config) if _is_list_of_records(kind)}
+
+
+@cache
+def _record_classes() -> dict[str, type]:
+    """Keys that hold a mapping to records -> the dataclass of one: placement.pools."""
+    return {
+        key: get_args(kind)[1]
+        for key, kind in _kinds(Config)
+        if get_origin(kind) is dict and dataclasses.is_dataclass(get_args(kind)[1])
+    }
 
 
 def _is_list_of_records(kind: Any) -> bool:

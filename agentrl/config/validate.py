@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.config.algorithm import algorithm_problems
+from agentrl.config.cluster import LOCAL, RAY, cluster_problems
 from agentrl.config.data import data_problems
 from agentrl.config.engines import engine_problems
 from agentrl.config.environments import mixed_credit_problems
@@ -50,6 +51,7 @@ def validate(config: Config) -> None:
         *_budgets(config),
         *reward_problems(config.reward, max_response_tokens=config.rollout.max_response_tokens),
         *_failure(config),
+        *cluster_problems(config),
         *_choices(config),
     ]
     if problems:
@@ -105,6 +107,7 @@ def _ranges(config: Config) -> Iterable[str]:
         "env.step_timeout_s": config.env.step_timeout_s,
         "env.close_timeout_s": config.env.close_timeout_s,
         "sandbox.create_timeout_s": config.sandbox.create_timeout_s,
+        "trainer.grace_s": config.trainer.grace_s,
     }
     for key, value in deadlines.items():
         if not (value > 0 and math.isfinite(value)):
@@ -221,7 +224,7 @@ def _choices(config: Config) -> Iterable[str]:
         "algo.loss_agg": (config.algo.loss_agg, AGGREGATIONS),
         "rollout.engine.id": (config.rollout.engine.id, engine_registry.names()),
         "model.tool_parser": (config.model.tool_parser, parser_registry.names()),
-        "cluster.kind": (config.cluster.kind, ["local"]),
+        "cluster.kind": (config.cluster.kind, [LOCAL, RAY]),
     }
     for index, tracker in enumerate(config.telemetry.trackers):
         choices[f"telemetry.trackers[{index}]"] = (tracker, TRACKERS.names())

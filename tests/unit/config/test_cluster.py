@@ -1,0 +1,90 @@
+"""What a run takes of a cluster, and what of its settings is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrl.config.cluster import placement_of, rollout_share
+from agentrl.config.load import load
+from agentrl.errors import ConfigError
+
+ENV = "env.id=guess_number"
+RAY = [ENV, "cluster=ray"]
+
+
+def test_cluster_ray_is_a_choice() -> None:
+    config = load([*RAY, "rollout.workers=3"])
+    assert (config.cluster.kind, config.rollout.workers) == ("ray", 3)
+    assert load([ENV]).cluster.kind == "local"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([ENV, "rollout.workers=2"], "rollout.workers=2.*add cluster=ray"),
+        ([ENV, "cluster.gpus=1"], "cluster.gpus=1.*add cluster=ray"),
+        ([ENV, "cluster.address=auto"], "cluster.address='auto'.*add cluster=ray"),
+        ([*RAY, "rollout.workers=0"], "rollout.workers=0: must be between 1"),
+        ([*RAY, "cluster.gpus=-1"], "cluster.gpus=-1: must be at least 0"),
+        ([*RAY, "cluster.max_restarts=-1"], "cluster.max_restarts=-1"),
+        ([*RAY, "cluster.start_timeout_s=0"], "cluster.start_timeout_s=0"),
+        ([*RAY, "weight_sync.bucket_mb=0"], "weight_sync.bucket_mb=0"),
+        ([*RAY, "weight_sync.timeout_s=inf"], "weight_sync.timeout_s=inf"),
+        ([*RAY, "cluster.gpus_per_rollout_worker=1.5"], "a whole number"),
+        ([*RAY, "cluster.gpus=2", "rollout.max_staleness=1"], "share the GPUs.*max_staleness=0"),
+        ([*RAY, "model.device=cuda:1"], "leave it at auto"),
+        ([*RAY, "cluster.kind=slurm"], "cluster.kind='slurm' is unknown"),
+        ([*RAY, "cluster.worker=2"], "unknown setting 'cluster.worker'"),
+        (
+            [*RAY, "placement.pools.train.rank=2"],
+            "'placement.pools.train.rank'; did you mean placement.pools.train.ranks",
+        ),
+        ([*RAY, "placement.pools.train.ranks=two"], "placement.pools.train.ranks.*'two'"),
+        ([*RAY, "placement.pools.train=2"], "write placement.pools.train.ranks="),
+        ([ENV, "placement.pools.train.ranks=2"], "ranks=2: one process is all"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_way_out(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(overrides)
+
+
+def test_a_pool_is_made_by_naming_it() -> None:
+    config = load([*RAY, "placement.pools.train.ranks=2", "placement.roles.actor=train"])
+    again = load(["placement.pools.train.strategy=SPREAD"], base=config)
+    pool = again.placement.pools["train"]
+    assert (pool.ranks, pool.strategy, again.placement.roles) == (2, "SPREAD", {"actor": "train"})
+
+
+@pytest.mark.parametrize(
+    ("gpus", "workers", "rank", "worker"),
+    [(2, 2, 0.6, 0.4), (1, 1, 0.6, 0.4), (2, 1, 0.6, 0.4), (2, 3, 0.6, 0.2), (1, 3, 0.6, 0.133)],
+)
+def test_rollout_workers_share_the_gpus_of_ranks_that_never_share_one(
+    gpus: int, workers: int, rank: float, worker: float
+) -> None:
+    config = load([*RAY, f"cluster.gpus={gpus}", f"rollout.workers={workers}"])
+    pool, share = placement_of(config).pools["train"], rollout_share(config)
+    assert (pool.ranks, pool.gpus_per_rank) == (gpus, rank)
+    assert share.shared and share.gpus == pytest.approx(worker)
+    assert 2 * rank > 1 and gpus * 0.4 + 1e-9 >= workers * share.gpus
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rank", "worker"),
+    [
+        (["cluster.gpus=2", "cluster.gpus_per_rollout_worker=1"], 1.0, 1.0),
+        (["cluster.gpus=2", "cluster.gpus_per_rollout_worker=0"], 1.0, 0.0),
+        (["placement.pools.train={ranks: 2, gpus_per_rank: 1}"], 1.0, 1.0),
+        (["placement.pools.train={ranks: 2}"], 0.0, 0.0),
+        ([], None, 0.0),
+    ],
+)
+def test_without_sharing_each_has_gpus_of_its_own_or_none(
+    overrides: list[str], rank: float | None, worker: float
+) -> None:
+    config = load([*RAY, *overrides])
+    share = rollout_share(config)
+    assert not share.shared and share.gpus == worker
+    pool = placement_of(config).pools.get("train")
+    assert rank == (None if pool is None else pool.gpus_per_rank)
