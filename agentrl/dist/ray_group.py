@@ -29,7 +29,7 @@ from ray.util.scheduling_strategies import (
 from agentrl.dist.config import PoolConfig
 from agentrl.dist.dispatch import Call, Handle, Layout
 from agentrl.dist.ray_rank import ENTRY, Failure, Place, RankActor, RankSetup
-from agentrl.dist.ray_transport import Sender, pack, unpack
+from agentrl.dist.ray_transport import FETCH_TIMEOUT_S, Sender, pack, unpack
 from agentrl.dist.watchdog import (
     ask_stacks,
     innermost_frame,
@@ -45,8 +45,6 @@ _GONE = (RayActorError, WorkerCrashedError, OutOfMemoryError, NodeDiedError, Obj
 _GRACE_S = 2.0
 """For the death of a rank to be known, where another one complains of a lost connection."""
 _STACKS_TIMEOUT_S = 30.0
-_FETCH_TIMEOUT_S = 600.0
-"""For a result that is there to arrive from another node."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -202,11 +200,11 @@ class RayWorkerGroup:
 
     def _answer(self, reference: Any, rank: int, method: str) -> Any:
         try:
-            return ray.get(reference, timeout=_FETCH_TIMEOUT_S)
+            return ray.get(reference, timeout=FETCH_TIMEOUT_S)
         except GetTimeoutError as error:
             raise WorkerTimeout(
                 f"{self._label(rank)}: {method} is done, but its result did not arrive within "
-                f"{_FETCH_TIMEOUT_S:g} s; look at the network between the nodes"
+                f"{FETCH_TIMEOUT_S:g} s; look at the network between the nodes"
             ) from error
         except _GONE as error:
             raise WorkerLost(

@@ -7,6 +7,7 @@ import socket
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any
 
 import ray
@@ -48,10 +49,18 @@ class Failure:
         said = f"{type(error).__name__}: {error}"
         return cls(
             error=said,
-            trace="".join(traceback.format_exception(error)),
+            trace="".join(traceback.format_exception(type(error), error, _of_worker(error))),
             original=original,
             is_of_peer=original is None and ("onnection" in said or "peer" in said),
         )
+
+
+def _of_worker(error: BaseException) -> TracebackType | None:
+    """Return the traceback without the frames that every call has."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_name != "_invoke":
+        trace = trace.tb_next
+    return trace.tb_next if trace is not None else error.__traceback__
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

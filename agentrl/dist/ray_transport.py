@@ -17,7 +17,12 @@ from torch import Tensor
 
 from agentrl.batch import Batch, RowView, tensor_from_array, tensor_to_array
 from agentrl.dist.dispatch import Call, Handle, Shard
+from agentrl.dist.stored_model import StoredModel, store_model
+from agentrl.dist.weight_sync.buckets import Bucket
+from agentrl.model.load import LoadedModel
 
+FETCH_TIMEOUT_S = 600.0
+"""For what is in the store to arrive from another node."""
 BULK_BYTES = 100_000
 """Arguments from this size on are put into the store once; Ray puts a copy for every rank."""
 
@@ -56,6 +61,15 @@ class Message:
             return found if value.rows is None else RowView(found, torch.from_numpy(value.rows))
 
         return Call(self.args, self.kwargs).map(arrived)
+
+
+def store(model: LoadedModel) -> StoredModel:
+    """Put a model into the store of the cluster, from where ranks open it."""
+    return store_model(model, put=ray.put, fetch=_fetch)
+
+
+def _fetch(reference: Any) -> Bucket:
+    return ray.get(reference, timeout=FETCH_TIMEOUT_S)
 
 
 class Sender:
