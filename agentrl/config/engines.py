@@ -8,8 +8,11 @@ from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from agentrl.config.cluster import placement_of
 from agentrl.config.environments import credit_configs
-from agentrl.dist.config import CriticConfig, EngineConfig
+from agentrl.dist.config import CriticConfig, EngineConfig, PoolConfig
+from agentrl.dist.layout import layout_problems
+from agentrl.dist.placement import DEFAULT_POOL
 from agentrl.errors import AgentRLError
 from agentrl.train.config import TINY
 
@@ -100,6 +103,12 @@ def _engine(key: str, engine: EngineConfig, config: Config) -> Iterable[str]:
         )
     if not (engine.eps > 0 and math.isfinite(engine.eps)):
         yield f"{key}.eps={engine.eps}: must be a finite number above 0 (1e-8 is customary)"
+    yield from layout_problems(
+        key,
+        num_ranks=_ranks_of(key, config),
+        shard_size=engine.shard_size,
+        sequence_parallel=engine.sequence_parallel,
+    )
     if 0 < engine.lr < _MIN_LR:
         yield (
             f"{key}.lr={engine.lr}: weights are float32 (with {key}.precision=bf16 too), where a "
@@ -113,6 +122,13 @@ def _engine(key: str, engine: EngineConfig, config: Config) -> Iterable[str]:
             "trajectories of a step (trainer.prompts_per_step * rollout.n): "
             f"use at most {sessions}"
         )
+
+
+def _ranks_of(role: str, config: Config) -> int:
+    """Return how many processes hold a role."""
+    placement = placement_of(config)
+    pool = placement.roles.get(role, DEFAULT_POOL)
+    return placement.pools.get(pool, PoolConfig()).ranks
 
 
 def _critic(critic: CriticConfig) -> Iterable[str]:

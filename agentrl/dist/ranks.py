@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
@@ -12,7 +13,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from agentrl.dist.layout import layout_problems
-from agentrl.errors import ConfigError, WorkerTimeout
+from agentrl.errors import ConfigError, WorkerError, WorkerTimeout
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -133,10 +134,12 @@ def join_ranks(
 
     Raises:
         WorkerTimeout: not all of them came in time.
+        WorkerError: the address cannot be used.
     """
     device = torch.device(device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    started = time.monotonic()
     try:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "cpu:gloo",
@@ -146,9 +149,11 @@ def join_ranks(
             timeout=timedelta(seconds=timeout_s),
             device_id=device if device.type == "cuda" else None,
         )
-    except (dist.DistStoreError, dist.DistNetworkError, TimeoutError) as error:
-        raise WorkerTimeout(
-            f"rank {rank} of {world_size} waited {timeout_s:.0f} s at {address} for the others: "
+    except (RuntimeError, TimeoutError) as error:
+        waited_s = time.monotonic() - started
+        kind = WorkerTimeout if waited_s >= timeout_s else WorkerError
+        raise kind(
+            f"rank {rank} of {world_size} waited {waited_s:.0f} s at {address} for the others: "
             f"{error}. Look whether all ranks started and reach that address"
         ) from error
     return Ranks(device=device, rank=rank, world_size=world_size)

@@ -1,8 +1,8 @@
 """The gradient of a mini-batch does not depend on how it is cut, ordered, padded or spread.
 
 Every loss under every aggregation, with KL, entropy bonus and importance weights, through a small
-model: in one process over micro-batches, orders and padding; and over two processes that add up
-their gradients. This file is also the program of those processes.
+model: in one process over micro-batches, orders and padding; and by an engine that is sharded over
+two processes. This file is also the program of those processes.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from agentrl.algo.aggregate import AGGREGATIONS, denominators, token_weights
@@ -27,9 +25,10 @@ from agentrl.algo.loss import LOSSES, PolicyLoss, PreparedLoss, make_loss
 from agentrl.batch import Batch
 from agentrl.dist.config import EngineConfig
 from agentrl.dist.engines.fsdp import FSDPEngine
-from agentrl.dist.ranks import Ranks
 from agentrl.dist.packed_model import PackedModel
+from agentrl.dist.ranks import Ranks, join_ranks, leave_ranks
 from agentrl.dist.scoring import TokenScorer
+from agentrl.dist.sharding import full_tensor
 from agentrl.testing.random_models import VOCAB, build
 
 TOLERANCE = 1e-6
@@ -48,6 +47,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "dppo_kl": {"kl_low": 0.002, "kl_high": 0.002},
 }
 CASES = list(itertools.product(LOSSES.names(), AGGREGATIONS))
+ENGINE_CASES = [case for case in CASES if case[1] in ("token-mean", "turn-mean")]
+"""What engines are tried with: of an aggregation they only see the weights."""
 
 ONE_PROCESS: dict[str, list[list[int]]] = {
     "one row at a time": [[0], [1], [2], [3], [4], [5]],
@@ -204,7 +205,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list
 
 @pytest.fixture(scope="module")
 def two_ranks(ranks: tuple[Path, list[Any]]) -> dict[str, Tensor]:
-    """Gradients that two processes with a part of the rows each add up."""
+    """Gradients that an engine over two processes takes, each with a part of the rows."""
     directory, processes = ranks
     assert [process.wait(timeout=DEADLINE_S) for process in processes] == [0, 0]
     return torch.load(directory / "gradients.pt")
@@ -233,8 +234,8 @@ def test_dummy_rows_and_longer_padding(model: Any, whole: Tensor) -> None:
 
 @pytest.mark.parametrize("layout", TWO_RANKS)
 def test_two_ranks(two_ranks: dict[str, Tensor], whole: Tensor, layout: str) -> None:
-    for index, (name, mode) in enumerate(CASES):
-        _assert_equal(two_ranks[layout][index], whole[index], f"{name}, {mode}")
+    for found, (name, mode) in zip(two_ranks[layout], ENGINE_CASES, strict=True):
+        _assert_equal(found, whole[CASES.index((name, mode))], f"{name}, {mode}")
 
 
 @pytest.mark.parametrize("tokens_per_micro_batch", [1, 30, 10_000])
@@ -254,15 +255,15 @@ def test_the_engine_takes_the_same_gradient(
         for name, value in model.named_parameters()
     ]
     num_tokens = int(batch.tokens["loss_mask"].sum())
-    for index, (name, mode) in enumerate(CASES):
-        if mode in ("token-mean", "turn-mean"):
-            loss, inputs = _case(name, mode, batch, num_tokens)
-            metrics = engine.train_mini_batch(
-                inputs, loss, tokens_per_micro_batch=tokens_per_micro_batch
-            )
-            found = torch.cat([gradients[key] for key, _ in model.named_parameters()])
-            _assert_equal(found, whole[index], f"{name}, {mode}")
-            assert metrics["grad_norm"] == pytest.approx(float(whole[index].norm()), rel=1e-4)
+    for name, mode in ENGINE_CASES:
+        want = whole[CASES.index((name, mode))]
+        loss, inputs = _case(name, mode, batch, num_tokens)
+        metrics = engine.train_mini_batch(
+            inputs, loss, tokens_per_micro_batch=tokens_per_micro_batch
+        )
+        found = torch.cat([gradients[key] for key, _ in model.named_parameters()])
+        _assert_equal(found, want, f"{name}, {mode}")
+        assert metrics["grad_norm"] == pytest.approx(float(want.norm()), rel=1e-4)
     for hook in hooks:
         hook.remove()
 
@@ -279,25 +280,34 @@ def test_the_cases_differ(whole: Tensor) -> None:
 
 
 def _run_rank(directory: Path, rank: int) -> None:
-    """Take the gradient of this rank's rows in every layout, and add up over ranks."""
+    """Let the sharded engine take every gradient, in every layout, of this rank's rows."""
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=(directory / "rendezvous").as_uri(),
+    ranks = join_ranks(
+        (directory / "rendezvous").as_uri(),
         rank=rank,
         world_size=2,
-        timeout=timedelta(seconds=DEADLINE_S / 2),
+        device="cpu",
+        timeout_s=DEADLINE_S / 2,
     )
-    model = _model()
-    batch = _mini_batch(model)
-    totals: dict[str, Tensor] = {}
-    for layout, rows in TWO_RANKS.items():
+    batch = _mini_batch(_model())
+    num_tokens = int(batch.tokens["loss_mask"].sum())
+    engine = FSDPEngine(_model(), None, EngineConfig(lr=0.0, grad_clip=0.0), ranks=ranks)
+    gradients: dict[str, Tensor] = {}
+    for name, value in engine.model.named_parameters():
+        value.register_post_accumulate_grad_hook(
+            lambda p, name=name: gradients.update({name: p.grad})
+        )
+    totals: dict[str, list[Tensor]] = {layout: [] for layout in TWO_RANKS}
+    for (name, mode), (layout, rows) in itertools.product(ENGINE_CASES, TWO_RANKS.items()):
         # Weights and totals are the whole mini-batch's: a driver that sends out parts has them.
-        totals[layout] = _gradients(model, batch, [rows[rank]] if rows[rank] else [])
-        dist.all_reduce(totals[layout], op=dist.ReduceOp.SUM)
+        loss, inputs = _case(name, mode, batch.select(rows[rank]), num_tokens)
+        engine.train_mini_batch(inputs, loss, tokens_per_micro_batch=30)
+        found = [full_tensor(gradients[key]) for key, _ in engine.model.named_parameters()]
+        totals[layout].append(torch.cat([gradient.flatten() for gradient in found]))
     if rank == 0:
-        torch.save(totals, directory / "gradients.pt")
-    dist.destroy_process_group()
+        stacked = {layout: torch.stack(found) for layout, found in totals.items()}
+        torch.save(stacked, directory / "gradients.pt")
+    leave_ranks()
 
 
 if __name__ == "__main__":

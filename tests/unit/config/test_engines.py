@@ -33,6 +33,11 @@ def refusals(*overrides: str) -> list[str]:
         ("betas=[0.9]", "betas=[0.9]: must be two numbers in [0, 1), for example KEY.betas="),
         ("eps=0", "eps=0.0: must be a finite number above 0"),
         ("warmup_steps=1000", "warmup_steps=1000 with"),
+        (
+            "sequence_parallel=2",
+            "sequence_parallel=2: must divide the 1 ranks of its pool; write",
+        ),
+        ("shard_size=2", "shard_size=2: must divide the 1 ranks of its pool; write 1, or 0"),
     ],
 )
 def test_policy_and_critic_have_the_same_ranges(override: str, words: str) -> None:
