@@ -56,8 +56,9 @@ def build_engine(spec: EngineSpec, ranks: Ranks) -> FSDPEngine:
     torch.manual_seed(derive_seed(spec.seed, "engine", spec.role))
     loaded = spec.model
     if isinstance(loaded, StoredModel):
-        is_first = place.rank == 0
-        loaded = loaded.open(device=str(place.device)) if is_first else loaded.outline()
+        # To be sharded it goes to the device layer by layer: no rank ever holds it there whole.
+        device = str(place.device) if place.world_size == 1 else "cpu"
+        loaded = loaded.open(device=device) if place.rank == 0 else loaded.outline()
     adapters = None
     if spec.lora.rank:
         adapters = attach_adapters(loaded.model, spec.lora, seed=spec.seed, source=loaded.source)
