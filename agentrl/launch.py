@@ -19,15 +19,12 @@ from agentrl.algo.config import CreditConfig
 from agentrl.algo.loss import make_loss
 from agentrl.cluster import open_cluster
 from agentrl.config.cluster import LOCAL
-from agentrl.config.engines import policy_steps, uses_critic
 from agentrl.config.load import to_dict
 from agentrl.config.schema import Config
-from agentrl.dist.engine import TrainEngine
-from agentrl.dist.engines.fsdp import FSDPEngine
-from agentrl.dist.ranks import Ranks
+from agentrl.dist.group_engine import GroupEngine
+from agentrl.engines import engine_specs, open_engines
 from agentrl.errors import ConfigError
 from agentrl.memory_plan import check_memory, keep_plan
-from agentrl.model.load import LoadedModel
 from agentrl.plan import TRAIN, Plan, fit_to_model, make_plan
 from agentrl.resume import claimed_run_dir, restore
 from agentrl.rollout.buffer import RolloutBuffer, Verdict
@@ -44,11 +41,9 @@ from agentrl.train.credit import has_signal
 from agentrl.train.critic import Critic
 from agentrl.train.evaluate import Evaluator, choose_tasks
 from agentrl.train.learner import Learner
-from agentrl.train.open_critic import open_trunk
 from agentrl.train.open_model import keep_model_files
 from agentrl.train.preemption import stop_on_sigterm
 from agentrl.train.progress import Progress
-from agentrl.train.reference import open_reference
 from agentrl.train.rng_state import seed_rng
 from agentrl.train.tasks import (
     HELD_OUT,
@@ -112,7 +107,10 @@ def _trainer(
     config: Config, plan: Plan, rollouts: Rollouts, run_dir: RunDir, stack: AsyncExitStack
 ) -> Trainer:
     """Put the parts together; ``stack`` closes those that need it."""
-    actor = _actor(config, plan, rollouts.model)
+    specs = engine_specs(config, plan, rollouts.model, run_dir)
+    engines = open_engines(config, specs, stack)
+    trained = {role: engine for role, engine in engines.items() if specs[role].trainable}
+    actor = engines["actor"]
     checkpoints = CheckpointStore(
         run_dir.checkpoints_path,
         config=to_dict(config),
@@ -120,11 +118,8 @@ def _trainer(
         keep_best=config.trainer.keep_best,
     )
     stack.callback(checkpoints.close)
-    engines: dict[str, TrainEngine] = {"actor": actor}
-    if uses_critic(config):
-        engines["critic"] = _critic(config, plan, rollouts.model)
     seed_rng(config.trainer.seed)
-    learner = _learner(config, plan.credit, rollouts.model, engines, run_dir)
+    learner = _learner(config, plan.credit, engines)
     feed = open_feed(
         plan.tasks,
         plan.environments,
@@ -132,7 +127,7 @@ def _trainer(
         seed=config.trainer.seed,
         dropped=plan.dropped,
     )
-    progress = restore(config, checkpoints, engines, learner, feed, run_dir)
+    progress = restore(config, checkpoints, trained, learner, feed, run_dir)
     run_dir.write_config(yaml.safe_dump(to_dict(config), sort_keys=False))
     frozen = actor if config.lora.rank else None
     keep_model_files(rollouts.model, run_dir.path, frozen=frozen)
@@ -147,7 +142,7 @@ def _trainer(
         collect_timeout_s=config.rollout.collect_timeout_s,
         max_refills=config.algo.groups.max_refills if config.algo.groups.refill else 0,
         progress=progress,
-        engines=engines,
+        engines=trained,
         learner=learner,
         weights=rollouts.weights(actor),
         placement=rollouts.placement(actor),
@@ -168,54 +163,19 @@ def _trainer(
     )
 
 
-def _actor(config: Config, plan: Plan, model: LoadedModel) -> FSDPEngine:
-    num_steps = policy_steps(config, total_steps=plan.num_steps)
-    return FSDPEngine(
-        model.model,
-        model.tokenizer,
-        config.actor,
-        ranks=Ranks.single(model.model.device),
-        temperature=config.rollout.temperature,
-        total_updates=num_steps * config.actor.epochs * config.actor.updates_per_step,
-        deterministic=config.trainer.deterministic,
-    )
-
-
-def _critic(config: Config, plan: Plan, model: LoadedModel) -> FSDPEngine:
-    trunk = open_trunk(config.critic, model)
-    return FSDPEngine(
-        trunk.model,
-        trunk.tokenizer,
-        config.critic,
-        ranks=Ranks.single(trunk.model.device),
-        head="value",
-        total_updates=plan.num_steps * config.critic.epochs * config.critic.updates_per_step,
-        deterministic=config.trainer.deterministic,
-    )
-
-
 def _learner(
-    config: Config,
-    credit: Mapping[str, CreditConfig],
-    model: LoadedModel,
-    engines: Mapping[str, TrainEngine],
-    run_dir: RunDir,
+    config: Config, credit: Mapping[str, CreditConfig], engines: Mapping[str, GroupEngine]
 ) -> Learner:
     """Build the algorithm, with the reference policy where the KL is on, and a critic if any."""
+    actor = engines["actor"]
     reference = None
     if config.algo.kl.coef:
-        reference = open_reference(
-            model.model,
-            run_dir.path / "reference" / "model.safetensors",
-            temperature=config.rollout.temperature,
-            precision=config.actor.precision,
-            resumed=config.trainer.resume is not None,
-        )
+        reference = actor.without_adapters() if config.lora.rank else engines["reference"]
     critic = None
     if "critic" in engines:
         critic = Critic(engine=engines["critic"], config=config.critic, seed=config.trainer.seed)
     return Learner(
-        engines["actor"],
+        actor,
         algo=config.algo,
         credit=credit,
         token_loss=make_loss(config.algo.loss, config.algo.loss_kwargs),

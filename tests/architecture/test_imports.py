@@ -46,8 +46,8 @@ ALLOWED: dict[str, set[str]] = {
 # Packs see the protocols, never the machinery that runs them.
 PACK_ALLOWED = BASE | {"env", "tool", "sandbox"}
 # Wiring: may import everything.
-TOP = {"launch", "plan", "rollouts", "cluster", "resume", "playground", "play", "sft", "cli"}
-TOP |= {"__init__", "memory_plan", "doctor"}
+TOP = {"launch", "plan", "engines", "rollouts", "cluster", "resume", "playground", "play", "sft"}
+TOP |= {"__init__", "cli", "memory_plan", "doctor"}
 
 
 def _modules() -> list[Path]:
