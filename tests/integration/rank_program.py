@@ -195,6 +195,8 @@ def main(directory: Path, rank: int) -> None:
         timeout_s=DEADLINE_S / 2,
     )
     found = {name: run(ranks, parts[rank]) for name, (run, parts, _) in scenarios().items()}
+    engine = FSDPEngine(model_of("llama-rope3", ranks), None, EngineConfig(), ranks=ranks)
+    engine.export_pretrained(directory / "exported")
     torch.save(found, directory / f"found_{rank}.pt")
     leave_ranks()
 

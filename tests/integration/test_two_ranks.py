@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from agentrl.dist.ranks import Ranks
+from agentrl.testing.random_models import build
 
 _PROGRAM = Path(__file__).with_name("rank_program.py")
 _spec = importlib.util.spec_from_file_location("rank_program", _PROGRAM)
@@ -40,7 +42,8 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, F
     try:
         codes = [process.wait(timeout=program.DEADLINE_S) for process in processes]
         assert codes == [0, 0]
-        yield [torch.load(directory / f"found_{rank}.pt") for rank in (0, 1)]
+        found = [torch.load(directory / f"found_{rank}.pt") for rank in (0, 1)]
+        yield [one | {"directory": directory} for one in found]
     finally:
         for process in processes:
             process.kill()
@@ -143,3 +146,15 @@ def test_offloading_between_steps_changes_no_bit(ranks: list[dict[str, Found]]) 
             for name, value in stayed[part].items():
                 assert torch.equal(value, moved[part][name]), name
         assert stayed["metrics"] == moved["metrics"]
+
+
+def test_a_sharded_model_with_tied_weights_is_written_as_transformers_reads_it(
+    ranks: list[dict[str, Found]],
+) -> None:
+    loaded = AutoModelForCausalLM.from_pretrained(f"{ranks[0]['directory']}/exported")
+    want = build("llama-rope3")
+    for name, value in want.named_parameters():
+        assert torch.equal(loaded.get_parameter(name), value), name
+    ids = torch.arange(9)[None]
+    with torch.no_grad():
+        assert torch.equal(loaded(input_ids=ids).logits, want(input_ids=ids).logits)
