@@ -6,13 +6,13 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from agentrl.agent.renderer import Renderer
-from agentrl.config.cluster import placement_of, rollout_share
+from agentrl.config.cluster import REWARD_MODEL, placement_of, rollout_share
 from agentrl.config.schema import Config
 from agentrl.dist.engine import TrainEngine
 from agentrl.dist.rollout_pool import RolloutPool
@@ -23,6 +23,7 @@ from agentrl.model.blueprint import Blueprint
 from agentrl.model.load import LoadedModel
 from agentrl.plan import Plan
 from agentrl.playground import Playground, open_playground, open_policy, open_sandboxes
+from agentrl.reward.service import RewardModels, ScoringService
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.groups import GroupPlan
 from agentrl.rollout.producer import RunGroup
@@ -48,6 +49,8 @@ class HostSpec:
     blueprint: Blueprint
     examples: list[Task]
     """Shown to a reward function before it grades."""
+    reward_models: ScoringService | None
+    """Where they have a pool of their own."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -77,7 +80,11 @@ async def open_host(spec: HostSpec) -> AsyncIterator[PlaygroundHost]:
     environments = make_environments(spec.config.env, spec.config.tools)
     model = await asyncio.to_thread(spec.blueprint.build, device=spec.config.model.device)
     async with open_playground(
-        spec.config, environments, examples=spec.examples, served=model
+        spec.config,
+        environments,
+        examples=spec.examples,
+        served=model,
+        reward_models=spec.reward_models,
     ) as ground:
         runners = {name: ground.groups(spec.config, plan) for name, plan in spec.groups.items()}
         yield PlaygroundHost(ground, runners)
@@ -179,21 +186,22 @@ async def open_cluster(
     except ModuleNotFoundError as error:
         raise ConfigError("cluster=ray needs Ray: pip install 'agentrl[ray]'") from error
 
-    with ray_cluster(
+    cluster = ray_cluster(
         config.cluster.address,
         num_cpus=max(len(os.sched_getaffinity(0)), cpus_needed(config)),
         runtime_env=config.cluster.runtime_env or None,
         timeout_s=config.cluster.start_timeout_s,
-    ):
+    )
+    async with AsyncExitStack() as stack:
+        stack.enter_context(cluster)
         async with open_sandboxes(config.sandbox) as sandboxes:  # for demonstrations
             model = await open_policy(_on_cpu(config), plan.environments, sandboxes)
         fit(Renderer(model.tokenizer))
-        pool = _rollout_pool(config, plan, Blueprint.of(model))
+        reward_models = await _open_reward_models(config, stack)
+        pool = _rollout_pool(config, plan, Blueprint.of(model), reward_models)
         await pool.start()
-        try:
-            yield ClusterRollouts(model, pool, config)
-        finally:
-            await pool.close()
+        stack.push_async_callback(pool.close)
+        yield ClusterRollouts(model, pool, config)
 
 
 def cpus_needed(config: Config) -> int:
@@ -209,7 +217,23 @@ def _on_cpu(config: Config) -> Config:
     return replace(config, model=replace(config.model, device="cpu"))
 
 
-def _rollout_pool(config: Config, plan: Plan, blueprint: Blueprint) -> RolloutPool:
+async def _open_reward_models(config: Config, stack: AsyncExitStack) -> ScoringService | None:
+    """Start the pool of the reward models, where ``placement.roles`` gives them one."""
+    from agentrl.dist.ray_service import RewardModelClient, ServicePool
+
+    name = config.placement.roles.get(REWARD_MODEL)
+    if name is None:
+        return None
+    pool = ServicePool(
+        "the reward model", partial(RewardModels, config.reward), config.placement.pools[name]
+    )
+    stack.callback(pool.close)
+    return RewardModelClient(await pool.start(timeout_s=config.cluster.start_timeout_s))
+
+
+def _rollout_pool(
+    config: Config, plan: Plan, blueprint: Blueprint, reward_models: ScoringService | None
+) -> RolloutPool:
     from agentrl.dist.ray_rollout import RolloutResources, ray_spawner
 
     share = rollout_share(config)
@@ -219,7 +243,13 @@ def _rollout_pool(config: Config, plan: Plan, blueprint: Blueprint) -> RolloutPo
         model=replace(config.model, device="cuda" if share.gpus else "cpu"),
         rollout=replace(config.rollout, concurrency=concurrency),
     )
-    spec = HostSpec(config=own, groups=plan.groups, blueprint=blueprint, examples=plan.examples)
+    spec = HostSpec(
+        config=own,
+        groups=plan.groups,
+        blueprint=blueprint,
+        examples=plan.examples,
+        reward_models=reward_models,
+    )
     spawn = ray_spawner(
         partial(open_host, spec),
         ProcessSetup.of_this_process(num_threads=config.trainer.num_threads),

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from agentrl.config.cluster import LOCAL, placement_of
+from agentrl.config.cluster import LOCAL, REWARD_MODEL, placement_of
 from agentrl.config.engines import policy_steps, uses_critic
 from agentrl.config.schema import Config
 from agentrl.dist.build import EngineSpec, build_engine
@@ -86,10 +86,14 @@ def open_engines(
     """
     open_group = _local_group if config.cluster.kind == LOCAL else _ray_group
     engines: dict[str, GroupEngine] = {}
-    for pool in plan_pools(placement_of(config), list(specs)):
-        group = open_group(config, pool, [specs[role] for role in pool.roles])
+    placed = [role for role in (REWARD_MODEL,) if role in config.placement.roles]
+    for pool in plan_pools(placement_of(config), [*specs, *placed]):
+        roles = [role for role in pool.roles if role in specs]
+        if not roles:
+            continue  # of reward models, which those who play ask
+        group = open_group(config, pool, [specs[role] for role in roles])
         stack.callback(group.shutdown)
-        engines |= {role: GroupEngine(group, role) for role in pool.roles}
+        engines |= {role: GroupEngine(group, role) for role in roles}
     return engines
 
 

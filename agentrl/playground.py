@@ -16,6 +16,7 @@ from agentrl.kwargs import check_kwargs
 from agentrl.model.load import LoadedModel, positions_of, refuse_beyond_positions
 from agentrl.model.tiny import MAX_CONTEXT_TOKENS
 from agentrl.reward.run import open_reward
+from agentrl.reward.service import ScoringService
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.engines import engine_registry
 from agentrl.rollout.groups import GroupPlan, GroupRunner
@@ -91,6 +92,7 @@ async def open_playground(
     *,
     examples: Sequence[Task] = (),
     served: LoadedModel | None = None,
+    reward_models: ScoringService | None = None,
 ) -> AsyncIterator[Playground]:
     """Open model, engine, environments, tools, sandboxes and reward; leaving closes them all.
 
@@ -98,6 +100,7 @@ async def open_playground(
         examples: tasks that a reward function is shown before any model loads.
         served: what the engine samples from, and owns; None opens the run's model, and samples
             from a copy of it.
+        reward_models: hold them, where they have a pool of their own.
 
     Raises:
         AgentRLError: whatever of it cannot be used; before anything is trained.
@@ -116,6 +119,7 @@ async def open_playground(
                 reward_timeout_s=config.rollout.reward_timeout_s,
                 given=given,
                 examples=examples,
+                service=reward_models,
             )
         )
         model = served or await open_policy(config, environments, sandboxes)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from agentrl.config.schema import Config
 
 LOCAL, RAY = "local", "ray"
+REWARD_MODEL = "reward_model"
+"""The role that may have a pool of its own; without one, whoever plays holds its models."""
 _RANK_SHARE = 0.6
 """Of a GPU that a training rank shares with rollout workers. Above a half, so that Ray never gives
 two ranks the same one; memory is not divided by it, since they take turns."""
@@ -81,6 +83,14 @@ def cluster_problems(config: Config) -> Iterator[str]:
         if not (value > 0 and math.isfinite(value)):
             yield f"{key}={value:g}: must be a finite number above 0"
     yield from _gpu_problems(config)
+    pool = config.placement.roles.get(REWARD_MODEL)
+    others = [role for role, name in config.placement.roles.items() if name == pool]
+    if pool is not None and (pool == DEFAULT_POOL or len(others) > 1):
+        yield (
+            f"placement.roles.{REWARD_MODEL}={pool!r}: reward models need a pool of their own; add "
+            f"placement.pools.judge.ranks=1 and set placement.roles.{REWARD_MODEL}=judge, or leave "
+            "the role out: rollout workers then hold them"
+        )
 
 
 def _local_problems(config: Config) -> Iterator[str]:
@@ -90,6 +100,7 @@ def _local_problems(config: Config) -> Iterator[str]:
         f"cluster.address={config.cluster.address!r}": config.cluster.address is not None,
         f"cluster.gpus={config.cluster.gpus}": config.cluster.gpus != 0,
         f"placement.pools.{DEFAULT_POOL}.ranks={pool.ranks}": pool.ranks != 1,
+        f"placement.roles={dict(config.placement.roles)}": bool(config.placement.roles),
     }
     for setting, is_set in needs_cluster.items():
         if is_set:
