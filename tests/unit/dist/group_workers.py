@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -107,18 +105,6 @@ class Probe(Worker):
             raise RuntimeError(message)
         dist.barrier()
 
-    @register(dispatch=OneToAll(), timeout_s=60)
-    def refuse(self) -> None:
-        raise CheckpointError("shard_00000.safetensors is cut short")
-
-    @register(dispatch=OneToAll(), timeout_s=60)
-    def die_on(self, rank: int, how: str) -> None:
-        if self.ranks.rank == rank:
-            if how == "exit":
-                sys.exit(3)
-            os.kill(os.getpid(), signal.SIGKILL)
-        dist.barrier()
-
     @register(dispatch=OneToAll(), timeout_s=4)
     def hang_on(self, rank: int) -> None:
         if self.ranks.rank == rank:
@@ -193,6 +179,8 @@ class FakeEngine:
         return FakeSave(directory, self.disk_full)
 
     def load(self, directory: Path) -> None:
+        if not (directory / "state").exists():
+            raise CheckpointError(f"{directory.name} has no state")
         self.num_updates = int((directory / "state").read_text())
 
     def export_pretrained(self, directory: Path) -> None:
@@ -222,5 +210,6 @@ class SumLoss:
 
     def __call__(
         self, scores: Mapping[str, Tensor], batch: Batch
-    ) -> tuple[Tensor, dict[str, float]]:
-        return scores["logprobs"].sum(), {"rows": batch.num_rows, "ratio_max": batch.num_rows}
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        rows = torch.tensor(batch.num_rows)
+        return scores["logprobs"].sum(), {"rows": rows, "ratio_max": rows}
