@@ -13,6 +13,14 @@ from rich.console import Console
 from agentrl.config.cluster import RAY, placement_of, rollout_share
 from agentrl.config.engines import uses_critic
 from agentrl.config.schema import Config
+from agentrl.dist.cluster_config import ClusterConfig
+from agentrl.dist.config import (
+    EngineConfig,
+    LoraConfig,
+    PlacementConfig,
+    PoolConfig,
+    Precision,
+)
 from agentrl.dist.machine import Gpu, gpus, host_memory
 from agentrl.dist.memory import plan_memory
 from agentrl.dist.memory_needs import Device, Memory, ModelNeed, Request, SamplerNeed
@@ -57,13 +65,51 @@ def plan_run(config: Config) -> Planned:
     return Planned(request=request, plan=plan_memory(request), notes=tuple(notes))
 
 
+def plan_training(
+    path: str, settings: EngineConfig, lora: LoraConfig, pool: PoolConfig, *, longest_row: int
+) -> Planned:
+    """Plan the memory of training one model that nobody samples."""
+    try:
+        shape = model_shape(model_config(path))
+    except ModelError as error:
+        return Planned(request=None, plan=None, why_not=str(error))
+    kind = "local" if pool.ranks == 1 and not pool.gpus_per_rank else RAY
+    config = Config(
+        cluster=ClusterConfig(kind=kind), placement=PlacementConfig(pools={DEFAULT_POOL: pool})
+    )
+    on_gpus = gpus() if wants_gpu(config) else []
+    need = ModelNeed(
+        role="actor",
+        shape=shape,
+        settings=settings,
+        settings_key="",
+        num_ranks=pool.ranks,
+        lora_rank=lora.rank,
+        master_bytes=2 if lora.rank and settings.precision is Precision.bf16 else 4,
+        longest_row=longest_row,
+        on_gpu=bool(on_gpus),
+    )
+    devices = list(_devices(config, [need], None, on_gpus))
+    request = Request(models=[need], sampler=None, devices=devices)
+    notes = () if shape.kept else (f"activations are not planned: {shape.why_not}",)
+    return Planned(request=request, plan=plan_memory(request), notes=notes)
+
+
 def check_memory(config: Config, *, quiet: bool, console: Console | None = None) -> Planned:
-    """Show the plan of a run on standard error. Called before any weight is loaded.
+    """Show the plan of a run, and refuse it where it cannot fit. Called before weights load.
+
+    Raises:
+        MemoryPlanError: names what would make it fit.
+    """
+    return show_plan(plan_run(config), quiet=quiet, console=console)
+
+
+def show_plan(planned: Planned, *, quiet: bool, console: Console | None = None) -> Planned:
+    """Show a plan on standard error and return it, or refuse it.
 
     Raises:
         MemoryPlanError: it cannot fit; names what would make it fit.
     """
-    planned = plan_run(config)
     if not quiet:
         console = console or Console(stderr=True)
         for part in render(planned):
@@ -112,6 +158,8 @@ def _models(
     config: Config, shapes: _Shapes, actor: ModelShape, *, on_gpu: bool, notes: list[str]
 ) -> Iterator[ModelNeed]:
     pools = _pools(config)
+    # What is frozen is kept as it is computed with.
+    half = 2 if config.actor.precision is Precision.bf16 else 4
 
     def need(role: str, shape: ModelShape, **settings: Any) -> ModelNeed:
         pool = next(pool for pool in pools if role in pool.roles)
@@ -130,12 +178,13 @@ def _models(
 
     for role in _roles(config):
         if role == "actor":
-            yield need(role, actor, lora_rank=config.lora.rank)
+            half_base = half if config.lora.rank else 4
+            yield need(role, actor, lora_rank=config.lora.rank, master_bytes=half_base)
         elif role == "critic":
             shape = shapes.of(config.critic.path or config.model.path)
             yield need(role, shape, settings=config.critic, has_vocabulary=False)
         elif role == "reference":
-            yield need(role, actor, trained=False)
+            yield need(role, actor, trained=False, master_bytes=half)
         else:
             yield from _reward_models(config, shapes, need, notes)
 

@@ -1,68 +1,118 @@
-"""Supervised fine-tuning of any model: what `agentrl sft` does."""
+"""Supervised fine-tuning of any model: what `agentrl sft` does.
+
+::
+
+    OUT/                      the model, as AutoModelForCausalLM loads it; complete or absent
+    OUT/sft/config.yaml       settings
+           /metrics.jsonl     one JSON object a step
+           /memory_plan.json  what it was to take
+           /report.html       curves
+           /checkpoints/      to resume from
+           /start/            the embedded model before training
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from agentrl.agent.renderer import Renderer
 from agentrl.cli.options import check_out_dir
 from agentrl.config.load import unknown_key_message
-from agentrl.dist.engines.fsdp import FSDPEngine
-from agentrl.dist.ranks import Ranks
 from agentrl.env.config import EnvConfig
 from agentrl.errors import ConfigError
-from agentrl.model.load import LoadedModel, load_model
+from agentrl.memory_plan import keep_plan, plan_training, show_plan
+from agentrl.model.load import load_tokenizer, quiet_transformers
 from agentrl.model.tiny import DEFAULT_VOCAB_SIZE
 from agentrl.playground import open_sandboxes
 from agentrl.sandbox.config import SandboxConfig
+from agentrl.telemetry.run_dir import RunDir
+from agentrl.train.checkpoint import CheckpointStore
 from agentrl.train.config import TINY
 from agentrl.train.environments import make_environments
 from agentrl.train.open_model import warm_start_progress
-from agentrl.train.sft import SFTStep, run_sft
+from agentrl.train.sft import SFTResult, SFTStep, run_sft
 from agentrl.train.sft_config import SFTConfig
-from agentrl.train.sft_data import ChatExample, encode_examples, load_conversations
-from agentrl.train.warm_start import Report, collect_splits, train_tiny
+from agentrl.train.sft_data import (
+    ChatExample,
+    ConversationColumns,
+    EncodedExamples,
+    encode_examples,
+    load_conversations,
+)
+from agentrl.train.sft_engine import ROLE, open_engine
+from agentrl.train.sft_output import (
+    LAST_FILE,
+    export_whole,
+    open_output,
+    restore_sft,
+    sft_tracker,
+)
+from agentrl.train.warm_start import Report, collect_splits, fresh_tiny
 
+_START = "start"
 _NUM_VALIDATION = 256
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class SFTSources:
+    """Where conversations come from."""
+
+    env_id: str | None = None
+    """An environment, for its demonstrations."""
+    data: str | None = None
+    """A file, pattern, directory or ``hf:NAME`` of conversations."""
+    val: str | None = None
+    """The same for those held out; None: every tenth of ``data``, at most 256."""
 
 
 def sft_settings(overrides: Sequence[str]) -> SFTConfig:
     """Read ``key=value`` settings of supervised training.
 
     Raises:
-        ConfigError: an unknown key, or a wrong type.
+        ConfigError: an unknown key, a wrong type, or values that cannot work.
     """
     defaults = OmegaConf.structured(SFTConfig)
-    known = list(defaults)
+    known = [str(name) for name in defaults]
     for item in overrides:
         key = item.split("=", 1)[0].lstrip("+")
-        if "=" not in item or key not in known:
-            raise ConfigError(unknown_key_message(key, [str(name) for name in known]))
+        if "=" not in item or key.partition(".")[0] not in known:
+            raise ConfigError(unknown_key_message(key, known))
     try:
         merged = OmegaConf.merge(defaults, OmegaConf.from_dotlist(list(overrides)))
         settings = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
-        raise ConfigError(str(error).splitlines()[0]) from error
+        where = f"{error.full_key}: " if error.full_key else ""
+        raise ConfigError(f"{where}{str(error).splitlines()[0]}") from error
     assert isinstance(settings, SFTConfig)
-    if settings.steps < 1 or settings.episodes_per_step < 1 or not settings.lr >= 0:
-        raise ConfigError(
-            f"steps={settings.steps} episodes_per_step={settings.episodes_per_step} "
-            f"lr={settings.lr}: at least 1, 1 and 0"
-        )
+    if problems := list(settings.problems()):
+        raise ConfigError("\n".join(problems))
     return settings
 
 
 async def fine_tune(
-    settings: SFTConfig, *, env_id: str | None, data: Path | None, model: str, out: Path
+    settings: SFTConfig,
+    sources: SFTSources,
+    *,
+    model: str,
+    out: Path,
+    resume: bool = False,
+    quiet: bool = False,
 ) -> dict[str, Any]:
-    """Train ``model`` on demonstrations of ``env_id`` or on the conversations of ``data``.
+    """Train ``model`` on demonstrations of an environment or on conversations of a file.
 
     Writes a directory that ``AutoModelForCausalLM`` and ``AutoTokenizer`` load.
+
+    Args:
+        resume: go on from the newest checkpoint in ``out``.
+        quiet: show nothing.
 
     Returns:
         Losses, sizes and seconds.
@@ -70,65 +120,100 @@ async def fine_tune(
     Raises:
         ConfigError: neither or both sources, or ``out`` is a file or not empty.
         DataError, EnvError, ModelError: the source or the model cannot be used.
+        MemoryPlanError: it takes more memory than there is.
+        CheckpointError: there is nothing to resume, or it belongs to other settings or data.
     """
-    if (env_id is None) == (data is None):
-        raise ConfigError("give either --env (its demonstrations) or --data (a JSONL file)")
-    check_out_dir(out)
-    with warm_start_progress(quiet=False) as show:
+    if (sources.env_id is None) == (sources.data is None):
+        raise ConfigError("give either --env (its demonstrations) or --data (conversations)")
+    if sources.val is not None and sources.data is None:
+        raise ConfigError("--val goes with --data: an environment brings its own validation split")
+    if not resume:
+        check_out_dir(out)
+    with warm_start_progress(quiet) as show, open_output(out.absolute(), resume) as run:
         examples = (
-            await _demonstrations(settings, env_id, show.report)
-            if env_id is not None
-            else _from_file(data)  # pyright: ignore[reportArgumentType]
+            await _demonstrations(settings, sources.env_id, show.report)
+            if sources.env_id is not None
+            else _from_files(settings, sources)
         )
-        if model == TINY:
-            out.mkdir(parents=True, exist_ok=True)
-            return train_tiny(
-                settings, examples, out, vocab_size=DEFAULT_VOCAB_SIZE, report=show.report
-            )
-        return _tune(settings, load_model(model), examples, out, show.report)
+        return _tune(settings, model, examples, run, resume, quiet, show.report)
 
 
 def _tune(
     settings: SFTConfig,
-    loaded: LoadedModel,
+    model: str,
     examples: dict[str, list[ChatExample]],
-    out: Path,
+    run: RunDir,
+    resume: bool,
+    quiet: bool,
     report: Report,
 ) -> dict[str, Any]:
-    renderer = Renderer(loaded.tokenizer)
-    train = encode_examples(renderer, examples["train"], max_tokens=settings.max_tokens)
-    held_out = encode_examples(renderer, examples["val"], max_tokens=settings.max_tokens)
-    engine = FSDPEngine(
-        loaded.model,
-        loaded.tokenizer,
+    path = _start_of(settings, examples["train"], run) if model == TINY else model
+    memory = plan_training(
+        path,
         settings.engine_config(),
-        ranks=Ranks.single(loaded.model.device),
-        total_updates=settings.steps,
+        settings.lora,
+        settings.pool(),
+        longest_row=settings.max_tokens,
     )
-
-    def on_step(step: SFTStep) -> None:
-        report("sft", step.step, step.total_steps, step.loss)
-
-    result = run_sft(
-        settings, engine, train.examples, validation=held_out.examples, on_step=on_step
+    show_plan(memory, quiet=quiet)
+    train, held_out = _encoded(settings, load_tokenizer(path), examples)
+    total = settings.num_steps(len(train.examples))
+    config = _plain(
+        {
+            "sft": asdict(settings),
+            "model": {"path": model},
+            "data": {"train": train.digest(), "val": held_out.digest()},
+            "trainer": {"total_steps": total},
+        }
     )
-    out.mkdir(parents=True, exist_ok=True)
-    engine.export_pretrained(out)
-    return {
-        "first_loss": result.losses[0],
-        "last_loss": result.losses[-1],
-        "validation_loss": result.validation_loss,
-        "num_tokens": result.num_tokens,
-        "num_too_long": train.num_too_long + held_out.num_too_long,
-        "sft_s": result.seconds,
-    }
+    with ExitStack() as stack:
+        engine = stack.enter_context(open_engine(settings, path, total_steps=total))
+        store = CheckpointStore(run.checkpoints_path, config=config, keep_last=1, keep_best=False)
+        stack.callback(store.close)
+        done = restore_sft(store, engine, config) if resume else 0
+        run.write_config(yaml.safe_dump(config, sort_keys=False))
+        keep_plan(memory, run.path)
+        tracker = stack.enter_context(sft_tracker(run, total, keep=done if resume else None))
+
+        def on_step(step: SFTStep) -> None:
+            tracker.log(step.metrics(), step.step)
+            report("sft", step.step, step.total_steps, step.loss)
+
+        def save(step: SFTStep) -> None:
+            store.save(step.step, {ROLE: engine}, {"step": step.step}, score=None)
+
+        result = run_sft(
+            settings,
+            engine,
+            train.examples,
+            validation=held_out.examples,
+            first_step=done + 1,
+            on_step=on_step,
+            save=save,
+        )
+        store.flush()
+        export_whole(engine, run.path.parent)
+    _write_report(run)
+    return _facts(result, num_too_long=train.num_too_long + held_out.num_too_long)
 
 
-def _from_file(path: Path) -> dict[str, list[ChatExample]]:
-    """Keep every tenth conversation (at most 256) for validation; a lone one serves both."""
-    conversations = load_conversations(path)
+# ---------------------------------------------------------------------- conversations
+
+
+def _from_files(settings: SFTConfig, sources: SFTSources) -> dict[str, list[ChatExample]]:
+    """Read the files; without one for validation keep every tenth conversation for it.
+
+    A lone conversation serves both.
+    """
+    assert sources.data is not None
+    columns = ConversationColumns(messages=settings.messages_column, tools=settings.tools_column)
+    conversations = load_conversations(sources.data, columns=columns)
+    if sources.val is not None:
+        held_out = load_conversations(sources.val, key="--val", columns=columns)
+        return {"train": conversations, "val": held_out}
     held_out = conversations[::10][:_NUM_VALIDATION]
-    train = [item for index, item in enumerate(conversations) if index % 10] or conversations
+    kept = {id(example) for example in held_out}
+    train = [example for example in conversations if id(example) not in kept] or conversations
     return {"train": train, "val": held_out}
 
 
@@ -138,3 +223,53 @@ async def _demonstrations(
     environments = make_environments(EnvConfig(id=env_id))
     async with open_sandboxes(SandboxConfig()) as sandboxes:
         return await collect_splits(settings, environments, sandboxes=sandboxes, report=report)
+
+
+def _encoded(
+    settings: SFTConfig, tokenizer: Any, examples: dict[str, list[ChatExample]]
+) -> list[EncodedExamples]:
+    renderer = Renderer(tokenizer)
+    return [
+        encode_examples(
+            renderer, examples[split], max_tokens=settings.max_tokens, turns=settings.turns
+        )
+        for split in ("train", "val")
+    ]
+
+
+def _start_of(settings: SFTConfig, examples: Sequence[ChatExample], run: RunDir) -> str:
+    """Return where the embedded model lies before training; made once, also for a resume."""
+    folder = run.path / _START
+    if not (folder / LAST_FILE).is_file():
+        start = fresh_tiny(examples, vocab_size=DEFAULT_VOCAB_SIZE, seed=settings.seed)
+        with quiet_transformers():
+            start.tokenizer.save_pretrained(folder)
+            start.model.save_pretrained(folder)
+    return str(folder)
+
+
+def _write_report(run: RunDir) -> None:
+    from agentrl.telemetry.report import render_report
+
+    render_report(run)
+
+
+def _facts(result: SFTResult, *, num_too_long: int) -> dict[str, Any]:
+    return {
+        "first_loss": result.losses[0],
+        "last_loss": result.losses[-1],
+        "validation_loss": result.validation_loss,
+        "steps": len(result.losses),
+        "num_tokens": result.num_tokens,
+        "num_too_long": num_too_long,
+        "sft_s": result.seconds,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Return settings as YAML and checkpoints hold them."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, str) else value

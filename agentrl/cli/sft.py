@@ -13,34 +13,43 @@ from agentrl.cli.options import env_option, overrides_argument, prepare_process
 
 @click.command("sft")
 @env_option
-@click.option("--data", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--data", metavar="FILE", help="Conversations: .jsonl, .parquet, hf:NAME.")
+@click.option("--val", metavar="FILE", help="Held-out conversations; default: a tenth of --data.")
 @click.option("--model", required=True, help="A hub id, a directory, a .gguf file, or 'tiny'.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Where to write.")
+@click.option("--resume", is_flag=True, help="Go on from the newest checkpoint in --out.")
+@click.option("--quiet", is_flag=True, help="Show no progress.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @overrides_argument
 def command(
     env_id: str | None,
-    data: Path | None,
+    data: str | None,
+    val: str | None,
     model: str,
     out: Path,
+    resume: bool,
+    quiet: bool,
     as_json: bool,
     overrides: tuple[str, ...],
 ) -> None:
     """Fine-tune on an environment's demonstrations (--env) or on conversations (--data).
 
-    The loss is on what assistants said, nothing else. A line of --data is
+    The loss is on what assistants said, nothing else. A row of --data is
     {"messages": [...], "tools": [...]}; settings are those of supervised training, for example
     steps=200 lr=1e-4.
 
     \b
     agentrl sft --env code_sandbox --model tiny --out warm steps=800
-    agentrl sft --data chats.jsonl --model Qwen/Qwen3-0.6B --out tuned lr=1e-5
+    agentrl sft --data chats.jsonl --model Qwen/Qwen3-0.6B --out tuned lr=1e-5 epochs=2
+    agentrl sft --data chats.jsonl --model Qwen/Qwen3-0.6B --out tuned cluster=ray ranks=2
     """
-    from agentrl.sft import fine_tune, sft_settings
+    from agentrl.sft import SFTSources, fine_tune, sft_settings
 
     settings = sft_settings(overrides)
     prepare_process(0)
-    facts = asyncio.run(fine_tune(settings, env_id=env_id, data=data, model=model, out=out))
+    sources = SFTSources(env_id=env_id, data=data, val=val)
+    work = fine_tune(settings, sources, model=model, out=out, resume=resume, quiet=quiet)
+    facts = asyncio.run(work)
     if as_json:
         click.echo(json.dumps(facts, indent=2))
         return

@@ -58,10 +58,15 @@ class TrainEngine(Protocol):
     cut into micro-batches, or over how many ranks.
     """
 
-    num_updates: int
-    """Optimizer steps taken."""
-    num_skipped: int
-    """Optimizer steps left out because the gradient was not finite."""
+    @property
+    def num_updates(self) -> int:
+        """Optimizer steps taken."""
+        ...
+
+    @property
+    def num_skipped(self) -> int:
+        """Optimizer steps left out because the gradient was not finite."""
+        ...
 
     def train_mini_batch(
         self, batch: Batch, loss_fn: LossFn, *, tokens_per_micro_batch: int

@@ -153,7 +153,9 @@ def plan_model(need: ModelNeed, *, memory_bytes: int | None) -> RolePlan:
     """
     settings, shape = need.settings, need.shape
     offload = settings.offload
-    state = {WEIGHTS: need.master_bytes * shape.num_params // need.num_shards}
+    adapters = MASTER_BYTES * need.num_trained if need.lora_rank else 0
+    weights = need.master_bytes * shape.num_params + adapters
+    state = {WEIGHTS: weights // need.num_shards}
     moments = {OPTIMIZER: _MOMENT_BYTES * need.num_trained // need.num_shards}
     standing: dict[str, int] = {}
     moved: dict[str, int] = {}
@@ -203,7 +205,7 @@ def value_bytes(need: ModelNeed) -> int:
 
 def is_sharded(need: ModelNeed) -> bool:
     """Whether the weights of the forward pass are other tensors than the masters."""
-    return value_bytes(need) != need.master_bytes or need.num_ranks > 1
+    return need.settings.precision is Precision.bf16 or need.num_ranks > 1
 
 
 def is_gathered_whole(need: ModelNeed, memory_bytes: int | None) -> bool:

@@ -118,7 +118,9 @@ def knobs(request: Request) -> Iterator[Knob]:
             yield _engine_knob(
                 need, "precision", Precision.bf16, "rounds the forward pass to bfloat16"
             )
-            yield _engine_knob(need, "offload", Offload.optimizer, "copies over PCIe twice a step")
+            if need.settings_key is None:
+                price = "copies over PCIe twice a step"
+                yield _engine_knob(need, "offload", Offload.optimizer, price)
     for need in trained:
         yield _engine_knob(
             need, "recompute", Recompute.selective, "recomputes what is cheap: a few percent slower"
@@ -127,7 +129,7 @@ def knobs(request: Request) -> Iterator[Knob]:
     for need in trained:
         yield from _smaller_micro_batch(need, _MIN_MICRO_BATCH)
     if on_gpu:
-        for need in request.models:
+        for need in (need for need in request.models if need.settings_key is None):
             yield _engine_knob(need, "offload", Offload.all, "copies over PCIe in every phase")
         for pool in dict.fromkeys(need.pool for need in trained):
             yield from _more_ranks(request, pool)
@@ -192,8 +194,9 @@ def _more_ranks(request: Request, pool: str) -> Iterator[Knob]:
         ]
         return replace(request, models=models)
 
+    flat = any(need.settings_key == "" for need in request.models)
     yield Knob(
-        setting=f"placement.pools.{pool}.ranks={ranks * 2}",
+        setting=f"{'' if flat else f'placement.pools.{pool}.'}ranks={ranks * 2}",
         change=change,
         price=f"{ranks * 2} GPUs, with cluster=ray",
     )
@@ -209,7 +212,8 @@ def _engine_knob(need: ModelNeed, name: str, value: object, price: str) -> Knob:
         ]
         return replace(request, models=models)
 
-    return Knob(setting=f"{need.role}.{name}={value}", change=change, price=price)
+    key = f"{need.role}." if need.settings_key is None else need.settings_key
+    return Knob(setting=f"{key}{name}={value}", change=change, price=price)
 
 
 def _with(settings: EngineConfig, name: str, value: object) -> EngineConfig:

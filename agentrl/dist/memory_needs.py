@@ -21,6 +21,8 @@ class ModelNeed:
     """``actor``, ``critic``, ``reference``, ``reward_model``."""
     shape: ModelShape
     settings: EngineConfig
+    settings_key: str | None = None
+    """Where its settings stand, with a dot at the end; None: under its role."""
     pool: str = "train"
     num_ranks: int = 1
     """Processes of the pool."""

@@ -73,6 +73,16 @@ def load_model(
     return loaded
 
 
+def load_tokenizer(path: str) -> Any:
+    """Load what :func:`load_model` would load, without the weights.
+
+    Raises:
+        ModelError: nothing there that can be loaded.
+    """
+    with quiet_transformers():
+        return _load_tokenizer(_resolve(path), path)
+
+
 def load_with_weights(
     folder: Path, weights: Mapping[str, Tensor], *, device: str = "auto"
 ) -> LoadedModel:

@@ -50,6 +50,12 @@ def charts(lines: Lines) -> list[Chart]:
     """
     every = [
         _success(lines),
+        _single(
+            lines,
+            "Supervised loss",
+            {"train": "sft/loss", "held out": "sft/validation_loss"},
+            unit="nats",
+        ),
         _single(lines, "Reward", {"train": "reward/mean"}, validation="reward"),
         _single(lines, "Turns per trajectory", {"train": "turns/mean"}, validation="turns"),
         _single(
@@ -80,7 +86,11 @@ def charts(lines: Lines) -> list[Chart]:
                 "groups without advantage": "credit/zero_advantage_fraction",
             },
         ),
-        _single(lines, "Gradient norm", {"norm": "actor/grad_norm"}),
+        _single(
+            lines,
+            "Gradient norm",
+            {"norm": "actor/grad_norm", "supervised": "sft/grad_norm"},
+        ),
         _single(lines, "Explained variance of returns", {"critic": "critic/explained_variance"}),
         _single(
             lines,

@@ -33,7 +33,7 @@ MODEL_FOLDER = "model"
 _STAGES = {
     "demonstrations": "collecting demonstrations",
     "tokenizer": "training the tokenizer",
-    "sft": "warm start (supervised)",
+    "sft": "supervised training",
 }
 
 

@@ -2,9 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
 
-from agentrl.dist.config import EngineConfig, OptimizerConfig, Schedule
+from agentrl.dist.config import (
+    EngineConfig,
+    LoraConfig,
+    OptimizerConfig,
+    PoolConfig,
+    Precision,
+    Recompute,
+    Schedule,
+)
+from agentrl.dist.layout import layout_problems
+
+LOCAL, RAY = "local", "ray"
+_MAX_STEPS = 10**9
+
+
+class Turns(StrEnum):
+    """What of a conversation is learned. Named as written."""
+
+    all = "all"
+    """Everything that assistants said."""
+    last = "last"
+    """What the assistant said last; its earlier turns are context."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -17,16 +41,100 @@ class SFTConfig(OptimizerConfig):
     warmup_steps: int = 20
     steps: int = 400
     """Optimizer steps."""
+    epochs: float | None = None
+    """Passes over the conversations, in place of ``steps``; the last step is a whole one."""
     episodes_per_step: int = 32
-    """Conversations of one optimizer step."""
+    """Conversations of one optimizer step, over all ranks."""
     tokens_per_micro_batch: int = 2048
-    """Tokens of one forward and backward. Changes memory and speed, never the gradient."""
+    """Tokens of one forward and backward on one rank, packed. Changes memory and speed, never the
+    gradient."""
     max_tokens: int = 1024
     """Longer conversations are left out and counted, never cut."""
+    turns: Turns = Turns.all
+    """Which turns of the assistant are learned; a message with ``"weight": 0`` never is."""
+    messages_column: str = "messages"
+    """The column that holds the conversation."""
+    tools_column: str = "tools"
+    """The column that holds the schemas of its tools; rows may lack it."""
+    eval_every: int = 50
+    """Steps between measurements of the loss on held-out conversations; 0 for the last only."""
+    save_every: int = 0
+    """Steps between checkpoints to resume from; 0 for none."""
     seed: int = 0
     """Decides the order of the conversations."""
+    precision: Precision = Precision.fp32
+    """Number format of forward and backward; weights and optimizer are always float32."""
+    recompute: Recompute = Recompute.none
+    """Gradient checkpointing."""
+    compile: bool = False
+    """Compile every layer with torch.compile."""
+    shard_size: int = 0
+    """Ranks over which weights are sharded; 0 shards over all of them."""
+    sequence_parallel: int = 1
+    """Ranks that share a sequence."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    """Adapters in place of full fine-tuning; what is written at the end has them merged."""
+    cluster: str = LOCAL
+    """``local``: one process. ``ray``: ranks are processes of Ray's."""
+    address: str | None = None
+    """``host:port`` of a Ray cluster's head, or ``auto``; None starts Ray on this machine."""
+    ranks: int = 1
+    """Processes that train, with ``cluster=ray``."""
+    gpus_per_rank: float = 0.0
+    """GPUs of a rank with ``cluster=ray``: 0 or 1."""
+    start_timeout_s: float = 300.0
+    """For Ray and all ranks to be ready."""
 
     def engine_config(self) -> EngineConfig:
         """Return the settings of the engine that is trained."""
-        shared = {item.name: getattr(self, item.name) for item in fields(OptimizerConfig)}
-        return EngineConfig(**shared, tokens_per_micro_batch=self.tokens_per_micro_batch)
+        own = {item.name for item in fields(self)}
+        shared = [item.name for item in fields(EngineConfig) if item.name in own - {"epochs"}]
+        return EngineConfig(**{name: getattr(self, name) for name in shared})
+
+    def pool(self) -> PoolConfig:
+        """Return what the ranks take of a cluster."""
+        return PoolConfig(ranks=self.ranks, gpus_per_rank=self.gpus_per_rank)
+
+    def num_steps(self, num_examples: int) -> int:
+        """Return the optimizer steps of a run over ``num_examples`` conversations."""
+        if self.epochs is None:
+            return self.steps
+        return max(math.ceil(self.epochs * num_examples / self.episodes_per_step), 1)
+
+    def problems(self) -> Iterator[str]:
+        """Say what cannot work, one line each."""
+        at_least = {
+            "episodes_per_step": 1,
+            "tokens_per_micro_batch": 1,
+            "max_tokens": 2,
+            "eval_every": 0,
+            "save_every": 0,
+            "warmup_steps": 0,
+            "ranks": 1,
+        }
+        for name, least in at_least.items():
+            if (value := getattr(self, name)) < least:
+                yield f"{name}={value}: must be at least {least}"
+        if self.epochs is None and not 1 <= self.steps <= _MAX_STEPS:
+            yield f"steps={self.steps}: must be between 1 and {_MAX_STEPS:,}"
+        if self.epochs is not None and not 0 < self.epochs <= _MAX_STEPS:
+            yield f"epochs={self.epochs}: must be a number above 0"
+        for name in ("lr", "weight_decay", "grad_clip"):
+            if not (0 <= (value := getattr(self, name)) < math.inf):
+                yield f"{name}={value}: must be a finite number of at least 0"
+        if self.cluster not in (LOCAL, RAY):
+            yield f"cluster={self.cluster!r}: write {LOCAL} or {RAY}"
+        elif self.cluster == LOCAL and (self.ranks != 1 or self.address or self.gpus_per_rank):
+            yield (
+                f"ranks={self.ranks} gpus_per_rank={self.gpus_per_rank:g} address={self.address}: "
+                "one process is all that cluster=local has; add cluster=ray"
+            )
+        yield from (
+            problem.replace("model.", "")
+            for problem in layout_problems(
+                "model",
+                num_ranks=max(self.ranks, 1),
+                shard_size=self.shard_size,
+                sequence_parallel=self.sequence_parallel,
+            )
+        )

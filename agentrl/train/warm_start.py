@@ -21,20 +21,20 @@ import agentrl.model.tiny
 import agentrl.train.sft
 from agentrl.agent.renderer import Renderer
 from agentrl.agent.template import ChatTemplate
-from agentrl.dist.engines.fsdp import FSDPEngine
-from agentrl.dist.ranks import Ranks
 from agentrl.env.registry import env_class
 from agentrl.errors import ModelError
 from agentrl.model.cache import cache_root, make_once
+from agentrl.model.load import LoadedModel
 from agentrl.model.tiny import MAX_CONTEXT_TOKENS, build_tiny, train_tokenizer
 from agentrl.rollout.mix import MixSchedule
 from agentrl.sandbox.base import SandboxProvider
-from agentrl.train.config import WarmStartConfig
+from agentrl.train.config import TINY, WarmStartConfig
 from agentrl.train.demonstrations import collect_demonstrations, open_player
 from agentrl.train.environments import Environment
 from agentrl.train.sft import SFTResult, SFTStep, run_sft
 from agentrl.train.sft_config import SFTConfig
 from agentrl.train.sft_data import ChatExample, encode_examples
+from agentrl.train.sft_engine import local_engine
 
 FACTS_NAME = "warm_start.json"
 MAX_DEMONSTRATIONS = 16_384
@@ -139,6 +139,7 @@ def sft_config(config: WarmStartConfig) -> SFTConfig:
         steps=config.steps,
         episodes_per_step=config.episodes_per_step,
         max_tokens=MAX_CONTEXT_TOKENS,
+        eval_every=0,
         seed=config.seed,
     )
 
@@ -216,33 +217,32 @@ def train_tiny(
         Losses, sizes and seconds, which are also written to ``warm_start.json``.
     """
     report("tokenizer", 0, 1)
-    tokenizer = _fit_tokenizer(vocab_size, demonstrations["train"])
-    renderer = Renderer(tokenizer)
+    start = fresh_tiny(demonstrations["train"], vocab_size=vocab_size, seed=sft.seed)
+    renderer = Renderer(start.tokenizer)
     examples, validation = (
         encode_examples(renderer, demonstrations[split], max_tokens=sft.max_tokens)
         for split in ("train", "val")
     )
     report("tokenizer", 1, 1)
-    model = build_tiny(tokenizer, sft.seed)
-    engine = FSDPEngine(
-        model,
-        tokenizer,
-        sft.engine_config(),
-        ranks=Ranks.single(model.device),
-        total_updates=sft.steps,
-    )
 
     def on_step(step: SFTStep) -> None:
         report("sft", step.step, step.total_steps, step.loss)
 
-    result = run_sft(
-        sft, engine, examples.examples, validation=validation.examples, on_step=on_step
-    )
-    engine.export_pretrained(directory)
-    facts = _facts(result, num_params=sum(p.numel() for p in model.parameters()))
-    facts |= {"vocab_size": len(tokenizer), "num_too_long": examples.num_too_long}
+    with local_engine(sft, start, total_steps=sft.steps) as engine:
+        result = run_sft(
+            sft, engine, examples.examples, validation=validation.examples, on_step=on_step
+        )
+        engine.export_pretrained(directory)
+    facts = _facts(result, num_params=sum(p.numel() for p in start.model.parameters()))
+    facts |= {"vocab_size": len(start.tokenizer), "num_too_long": examples.num_too_long}
     (directory / FACTS_NAME).write_text(json.dumps(facts, indent=1))
     return facts
+
+
+def fresh_tiny(examples: Sequence[ChatExample], *, vocab_size: int, seed: int) -> LoadedModel:
+    """Return the embedded model with random weights, and a tokenizer trained on ``examples``."""
+    tokenizer = _fit_tokenizer(vocab_size, examples)
+    return LoadedModel(model=build_tiny(tokenizer, seed), tokenizer=tokenizer, source=TINY)
 
 
 def _fit_tokenizer(vocab_size: int, examples: Sequence[ChatExample]) -> Any:

@@ -1,0 +1,88 @@
+"""Where supervised training writes: opened, resumed, and completed at the end."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from agentrl.dist.engine import TrainEngine
+from agentrl.errors import CheckpointError, ConfigError
+from agentrl.telemetry.run_dir import RunDir
+from agentrl.telemetry.tracker import TrackedRun, Tracker, build_trackers
+from agentrl.train.checkpoint import CheckpointStore
+from agentrl.train.rng_state import restore_rng
+from agentrl.train.settings import refuse_changed_settings
+from agentrl.train.sft_engine import ROLE
+
+FOLDER = "sft"
+"""In the directory of the model: everything about its training."""
+LAST_FILE = "config.json"
+"""Without it a directory is no model: it is put in place last."""
+_FREE = ("sft.eval_every", "sft.save_every", "sft.cluster", "sft.address", "sft.start_timeout_s")
+_FREE += ("sft.ranks", "sft.gpus_per_rank", "sft.shard_size", "sft.sequence_parallel")
+_FREE += ("sft.tokens_per_micro_batch", "sft.recompute", "sft.compile")
+"""Settings that may change on a resume: they decide where and how fast, not what is learned."""
+
+
+@contextmanager
+def open_output(out: Path, resume: bool) -> Iterator[RunDir]:
+    """Hold the lock of ``OUT/sft``; a start that is refused leaves nothing behind."""
+    if resume:
+        if (out / LAST_FILE).is_file():
+            raise ConfigError(f"{str(out)!r} holds a finished model: there is nothing to resume")
+        if not (out / FOLDER).is_dir():
+            raise ConfigError(f"{str(out)!r} holds no {FOLDER}/: there is nothing to resume")
+        run = RunDir.resume(out / FOLDER)
+    else:
+        run = RunDir.create(out / FOLDER)
+    try:
+        yield run
+    finally:
+        run.close()
+        run.remove_if_empty()
+        if not run.path.is_dir() and out.is_dir() and not any(out.iterdir()):
+            out.rmdir()
+
+
+def restore_sft(store: CheckpointStore, engine: TrainEngine, config: Mapping[str, Any]) -> int:
+    """Load the newest sound checkpoint; return its step, 0 where a run never came to one."""
+    checkpoint = store.load_latest()
+    if checkpoint is None:
+        return 0
+    try:
+        refuse_changed_settings(checkpoint.config, config, free=_FREE)
+    except CheckpointError as error:
+        text = str(error).replace(", or set trainer.force_resume=true to go on all the same", "")
+        raise CheckpointError(text) from error
+    engine.load(checkpoint.of_engine(ROLE))
+    restore_rng(checkpoint.rng)
+    return checkpoint.step
+
+
+def export_whole(engine: TrainEngine, out: Path) -> None:
+    """Put the model in place: complete, or without the file that makes a directory a model."""
+    writing = out / ".writing"
+    shutil.rmtree(writing, ignore_errors=True)
+    writing.mkdir()
+    engine.export_pretrained(writing)
+    for path in sorted(writing.iterdir(), key=lambda path: path.name == LAST_FILE):
+        path.replace(out / path.name)
+    writing.rmdir()
+
+
+def sft_tracker(run: RunDir, total_steps: int, *, keep: int | None) -> closing[Tracker]:
+    """Return what writes ``metrics.jsonl``.
+
+    Args:
+        keep: on a resume the last step whose line stays; None for a new run.
+    """
+    followed = TrackedRun(
+        directory=run.path,
+        name=run.path.parent.name,
+        total_steps=total_steps,
+        keep_through_step=None if keep is None else (keep or -1),
+    )
+    return closing(build_trackers(["jsonl"], followed))
