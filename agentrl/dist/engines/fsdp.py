@@ -105,7 +105,8 @@ class FSDPEngine:
         """Optimizer steps taken."""
         self.num_skipped = 0
         """Optimizer steps left out because the gradient was not finite."""
-        _ = self.learning_rate  # refuses a schedule that cannot work before anything is trained
+        if trainable:
+            _ = self.learning_rate  # refuses a schedule that cannot work before it is needed
 
     @property
     def learning_rate(self) -> float:

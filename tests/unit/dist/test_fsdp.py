@@ -234,6 +234,14 @@ def test_a_falling_schedule_without_an_end_is_refused_before_training(tiny_model
         _engine(tiny_model(), EngineConfig(schedule=Schedule.linear))
 
 
+def test_a_frozen_engine_needs_no_schedule(tiny_model: Make, ragged_batch: Make) -> None:
+    model = tiny_model()
+    config = EngineConfig(schedule=Schedule.linear)  # the actor's, for a reference
+    frozen = _engine(model, config, trainable=False)
+    assert bool(_infer(frozen, ragged_batch()).any())
+    assert not any(value.requires_grad for value in model.parameters())
+
+
 def test_bf16_stays_near_fp32_and_keeps_float32_weights(
     tiny_model: Make, ragged_batch: Make
 ) -> None:
