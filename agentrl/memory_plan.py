@@ -184,7 +184,7 @@ def _models(
             shape = shapes.of(config.critic.path or config.model.path)
             yield need(role, shape, settings=config.critic, has_vocabulary=False)
         elif role == "reference":
-            yield need(role, actor, trained=False, master_bytes=half)
+            yield need(role, actor, trained=False, master_bytes=half, settings_key="actor.")
         else:
             yield from _reward_models(config, shapes, need, notes)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from agentrl.dist.config import EngineConfig, Offload, Precision, Recompute
 from agentrl.dist.memory import DevicePlan, MemoryPlan, plan_memory
 from agentrl.dist.memory_needs import Memory, ModelNeed, Request
+from agentrl.dist.placement import DEFAULT_POOL
 from agentrl.errors import MemoryPlanError
 
 _MIN_SLOTS = 8
@@ -110,7 +111,6 @@ def knobs(request: Request) -> Iterator[Knob]:
     """Yield what may be turned, in the order of what it costs."""
     trained = [need for need in request.models if need.trained]
     on_gpu = any(device.memory is Memory.gpu for device in request.devices)
-    yield from _fewer_slots(request)
     for need in trained:
         yield from _smaller_micro_batch(need, _EASY_MICRO_BATCH)
     if on_gpu:
@@ -121,6 +121,7 @@ def knobs(request: Request) -> Iterator[Knob]:
             if need.settings_key is None:
                 price = "copies over PCIe twice a step"
                 yield _engine_knob(need, "offload", Offload.optimizer, price)
+    yield from _fewer_slots(request)
     for need in trained:
         yield _engine_knob(
             need, "recompute", Recompute.selective, "recomputes what is cheap: a few percent slower"
@@ -129,7 +130,7 @@ def knobs(request: Request) -> Iterator[Knob]:
     for need in trained:
         yield from _smaller_micro_batch(need, _MIN_MICRO_BATCH)
     if on_gpu:
-        for need in (need for need in request.models if need.settings_key is None):
+        for need in (need for need in trained if need.settings_key is None):
             yield _engine_knob(need, "offload", Offload.all, "copies over PCIe in every phase")
         for pool in dict.fromkeys(need.pool for need in trained):
             yield from _more_ranks(request, pool)
@@ -194,26 +195,36 @@ def _more_ranks(request: Request, pool: str) -> Iterator[Knob]:
         ]
         return replace(request, models=models)
 
-    flat = any(need.settings_key == "" for need in request.models)
+    if any(need.settings_key == "" for need in request.models):
+        setting = f"cluster=ray gpus_per_rank=1 ranks={ranks * 2}"
+    elif pool == DEFAULT_POOL:
+        setting = f"cluster=ray cluster.gpus={ranks * 2}"
+    else:
+        setting = f"placement.pools.{pool}.ranks={ranks * 2}"
     yield Knob(
-        setting=f"{'' if flat else f'placement.pools.{pool}.'}ranks={ranks * 2}",
+        setting=setting,
         change=change,
-        price=f"{ranks * 2} GPUs, with cluster=ray",
+        price=f"{ranks * 2} GPUs",
     )
 
 
 def _engine_knob(need: ModelNeed, name: str, value: object, price: str) -> Knob:
+    key = _settings_key(need)
+
     def change(request: Request) -> Request:
         models = [
             replace(other, settings=_with(other.settings, name, value))
-            if other.role == need.role
+            if _settings_key(other) == key
             else other
             for other in request.models
         ]
         return replace(request, models=models)
 
-    key = f"{need.role}." if need.settings_key is None else need.settings_key
     return Knob(setting=f"{key}{name}={value}", change=change, price=price)
+
+
+def _settings_key(need: ModelNeed) -> str:
+    return f"{need.role}." if need.settings_key is None else need.settings_key
 
 
 def _with(settings: EngineConfig, name: str, value: object) -> EngineConfig:
@@ -240,9 +251,15 @@ def _apply(request: Request, chosen: Sequence[Knob]) -> Request:
     return request
 
 
+def _rank_of(knob: Knob, names: Sequence[str]) -> int:
+    name = _key(knob)
+    return names.index(name) if name in names else len(names)
+
+
 def _without_needless(request: Request, chosen: list[Knob]) -> list[Knob]:
     """Leave out what other knobs made needless, the dearest first."""
-    for knob in list(reversed(chosen)):
+    names = [_key(knob) for knob in knobs(request)]
+    for knob in sorted(chosen, key=lambda knob: _rank_of(knob, names), reverse=True):
         fewer = [other for other in chosen if other is not knob]
         if not plan_memory(_apply(request, fewer)).total_missing:
             chosen = fewer

@@ -34,7 +34,7 @@ def _request(
 ) -> Request:
     config = EngineConfig(tokens_per_micro_batch=tokens)
     actor = ModelNeed(role="actor", shape=SHAPE, settings=config, on_gpu=on_gpu, longest_row=2048)
-    reference = replace(actor, role="reference", trained=False)
+    reference = replace(actor, role="reference", trained=False, settings_key="actor.")
     sampler = SamplerNeed(
         shape=SHAPE, num_slots=slots, max_context=2048, session_cache_bytes=GIB // 2
     )
@@ -107,7 +107,8 @@ def test_knobs_write_what_they_change() -> None:
     }
     actor = changed["actor.recompute=full"].models[0].settings
     assert actor.recompute is Recompute.full
-    assert changed["actor.precision=bf16"].models[0].settings.precision is Precision.bf16
+    for need in changed["actor.precision=bf16"].models:  # the reference has the actor's settings
+        assert need.settings.precision is Precision.bf16
     assert changed["lora.rank=16"].models[0].lora_rank == 16
     assert [need.role for need in changed["lora.rank=16"].models] == ["actor"]
     offloaded = changed.get("actor.offload=optimizer")
