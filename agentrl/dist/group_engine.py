@@ -105,16 +105,17 @@ class GroupEngine:
 
     def save(self, directory: Path) -> GroupSave:
         """See :meth:`~agentrl.dist.engine.TrainEngine.save`."""
-        self.group.call("begin_save", self.role, directory)
-        return GroupSave(self.group, self.role, directory)
+        # Ranks may work in another directory.
+        self.group.call("begin_save", self.role, directory.absolute())
+        return GroupSave(self.group, self.role, directory.absolute())
 
     def load(self, directory: Path) -> None:
         """See :meth:`~agentrl.dist.engine.TrainEngine.load`."""
-        self.group.call("load", self.role, directory)
+        self.group.call("load", self.role, directory.absolute())
 
     def export_pretrained(self, directory: Path) -> None:
         """See :meth:`~agentrl.dist.engine.TrainEngine.export_pretrained`."""
-        self.group.call("export_pretrained", self.role, directory)
+        self.group.call("export_pretrained", self.role, directory.absolute())
 
     def onload(self) -> None:
         """See :meth:`~agentrl.dist.engine.TrainEngine.onload`."""

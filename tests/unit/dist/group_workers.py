@@ -77,6 +77,12 @@ class Probe(Worker):
         return {"ids": own.tokens["ids"] * 2, "rows": own.num_rows, "pid_max": os.getpid()}
 
     @register(dispatch=OneToAll())
+    def overwrite(self, weights: dict[str, Tensor]) -> float:
+        total = float(weights["a"].sum())
+        weights["a"].zero_()
+        return total
+
+    @register(dispatch=OneToAll())
     def environment(self, names: Sequence[str]) -> dict[str, str | None]:
         return {name: os.environ.get(name) for name in names}
 

@@ -118,6 +118,20 @@ def test_results_go_from_producer_to_consumer_by_reference(probes: RayWorkerGrou
     assert probes.call("add", ray.put(10)) == [15, 16]  # Ray's own references are resolved
 
 
+def test_bulk_is_stored_once_and_every_rank_may_write_to_its_own(
+    probes: RayWorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put, stored = ray.put, []
+    monkeypatch.setattr(ray, "put", lambda value: stored.append(value) or put(value))
+    weights = {"a": torch.ones(100_000), "b": torch.zeros(3, dtype=torch.bfloat16)}
+    assert probes.call("overwrite", weights) == [100_000.0] * 2
+    assert len(stored) == 1
+    probes.call("twice", ids_batch(3, 5))
+    assert len(stored) == 2
+    probes.call("overwrite", {"a": torch.ones(3)})  # small: goes along with the call
+    assert len(stored) == 2
+
+
 def test_ranks_get_the_settings_of_the_driver(probes: RayWorkerGroup) -> None:
     got = probes.call("environment", ["NCCL_DEBUG"])
     assert got == [{"NCCL_DEBUG": "WARN"}] * 2
