@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from agentrl.dist.config import EngineConfig, LoraConfig
+from agentrl.dist.config import EngineConfig, LoraConfig, Precision
 from agentrl.dist.engines.fsdp import FSDPEngine
+from agentrl.dist.half import keep_in_half
 from agentrl.dist.lora import attach_adapters
 from agentrl.dist.packed_model import Head
 from agentrl.dist.ranks import Ranks
@@ -59,6 +60,8 @@ def build_engine(spec: EngineSpec, ranks: Ranks) -> FSDPEngine:
         # To be sharded it goes to the device layer by layer: no rank ever holds it there whole.
         device = str(place.device) if place.world_size == 1 else "cpu"
         loaded = loaded.open(device=device) if place.rank == 0 else loaded.outline()
+    if spec.config.precision is Precision.bf16 and (spec.lora.rank or not spec.trainable):
+        keep_in_half(loaded.model)  # what is frozen is kept as it is computed with
     adapters = None
     if spec.lora.rank:
         adapters = attach_adapters(loaded.model, spec.lora, seed=spec.seed, source=loaded.source)

@@ -1,43 +1,15 @@
-"""Scoring a batch without gradients: by the policy in training, or by one that is frozen."""
+"""Scoring a batch without gradients, micro-batch by micro-batch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from agentrl.batch import Batch, RowView
-from agentrl.dist.config import Precision
 from agentrl.dist.micro_batch import dummy_batch, plan_trained_rows
-from agentrl.dist.packed_model import PackedModel
 from agentrl.dist.scoring import TokenScorer
-
-
-class FrozenPolicy:
-    """A policy that is only asked what it thinks of tokens: the reference of a KL.
-
-    Args:
-        model: an ``AutoModelForCausalLM``; its parameters are frozen here.
-        temperature: of the distribution whose log-probabilities are computed.
-        precision: of the forward pass.
-    """
-
-    def __init__(self, model: Any, *, temperature: float, precision: Precision) -> None:
-        self.model = model.eval().requires_grad_(False)
-        self._precision = precision
-        self._scorer = TokenScorer(PackedModel(model), temperature=temperature)
-
-    def infer_batch(
-        self, batch: Batch, *, tokens_per_micro_batch: int, fields: Sequence[str] = ("logprobs",)
-    ) -> dict[str, Tensor]:
-        """Score every trained token; see :meth:`~agentrl.dist.engine.TrainEngine.infer_batch`."""
-        with _autocast(self._scorer.device, self._precision):
-            return infer_batch(
-                self._scorer, batch, tokens_per_micro_batch=tokens_per_micro_batch, fields=fields
-            )
 
 
 @torch.no_grad()
@@ -74,7 +46,3 @@ def _places(batch: Batch | RowView, rows: Sequence[int]) -> Tensor:
     lengths, starts = batch.lengths[wanted], batch.cu_seqlens[wanted]
     ends = lengths.cumsum(0)
     return torch.arange(int(ends[-1])) + torch.repeat_interleave(starts - ends + lengths, lengths)
-
-
-def _autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision is Precision.bf16)

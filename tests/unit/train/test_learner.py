@@ -23,10 +23,9 @@ from agentrl.algo.config import (
     RejectConfig,
 )
 from agentrl.algo.loss import make_loss
-from agentrl.batch import Batch
-from agentrl.dist.config import ActorConfig, Precision
+from agentrl.batch import Batch, RowView
+from agentrl.dist.config import ActorConfig
 from agentrl.dist.engines.fsdp import FSDPEngine
-from agentrl.dist.inference import FrozenPolicy
 from agentrl.dist.ranks import Ranks
 from agentrl.testing.random_models import VOCAB, build
 from agentrl.testing.sessions import make_group, make_session
@@ -46,14 +45,21 @@ class Engine(FSDPEngine):
         self.trained: list[tuple[Batch, Any]] = []
 
     def infer_batch(
-        self, batch: Batch, *, tokens_per_micro_batch: int, fields: Sequence[str] = ("logprobs",)
+        self,
+        batch: Batch | RowView,
+        *,
+        tokens_per_micro_batch: int,
+        fields: Sequence[str] = ("logprobs",),
     ) -> dict[str, Tensor]:
         self.inferred.append(tuple(fields))
         return super().infer_batch(
             batch, tokens_per_micro_batch=tokens_per_micro_batch, fields=fields
         )
 
-    def train_mini_batch(self, batch: Batch, loss_fn: Any, **kwargs: Any) -> dict[str, float]:
+    def train_mini_batch(
+        self, batch: Batch | RowView, loss_fn: Any, **kwargs: Any
+    ) -> dict[str, float]:
+        assert isinstance(batch, Batch)
         self.trained.append((batch, loss_fn))
         return super().train_mini_batch(batch, loss_fn, **kwargs)
 
@@ -96,7 +102,7 @@ def learner(model: Any, algo: AlgoConfig, **optimization: Any) -> tuple[Learner,
     )
     engine = Engine(copy.deepcopy(model), None, config, ranks=Ranks.single("cpu"))
     reference = (
-        FrozenPolicy(copy.deepcopy(model), temperature=1.0, precision=Precision.fp32)
+        FSDPEngine(copy.deepcopy(model), None, config, ranks=Ranks.single("cpu"), trainable=False)
         if algo.kl.coef
         else None
     )
