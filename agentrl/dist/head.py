@@ -18,8 +18,9 @@ Legend: ``M`` scored tokens, ``V`` vocabulary, ``C`` width of the model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -69,21 +70,11 @@ def scores_of_logits(
     log_probs = (logits.float() / temperature).log_softmax(-1)
     probs = log_probs.exp()
     scores = {
-        "logprobs": lambda: log_probs.gather(1, targets[:, None]).squeeze(1),
+        "logprobs": lambda: log_probs.gather(1, targets[:, None]).sum(1),
         "entropy": lambda: -(probs * log_probs).sum(-1),
         "sum_pi_squared": lambda: probs.square().sum(-1),
     }
     return tuple(scores[name]() for name in fields)
-
-
-class Statistics(NamedTuple):
-    """What one pass over logits finds; float32 [M] each."""
-
-    logprobs: Tensor
-    entropy: Tensor
-    sum_pi_squared: Tensor
-    normalizer: Tensor
-    """Logarithm of the sum of exponentials, after temperature."""
 
 
 class _VocabularyPass(torch.autograd.Function):
@@ -104,11 +95,11 @@ class _VocabularyPass(torch.autograd.Function):
         ctx.temperature, ctx.dtype = temperature, dtype
         matrix = weight.to(dtype)
         spans = _spans(len(targets), len(weight), states.device)
-        found: list[Statistics] = []
+        found: list[tuple[Tensor, ...]] = []
         kept: list[Tensor] = []
         for span in spans:
             logits = _logits(states[span].to(dtype), matrix, bias)
-            found.append(_statistics(logits, targets[span], temperature, all_fields))
+            found.append(_kernels(logits)[0](logits, targets[span], temperature, all_fields))
             if len(spans) == 1:
                 kept.append(logits)
         scores = [torch.cat(column) for column in zip(*found, strict=True)]
@@ -123,24 +114,31 @@ class _VocabularyPass(torch.autograd.Function):
         states, weight, bias, targets, *scores = ctx.saved_tensors
         kept = scores[4:]
         matrix = weight.to(ctx.dtype)
-        d_states = torch.empty_like(states)
-        d_weight = torch.zeros_like(weight, dtype=torch.float32)
-        d_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
-        for span in _spans(len(targets), len(weight), states.device):
+        of_states, of_weight = ctx.needs_input_grad[:2]
+        d_states = torch.empty_like(states) if of_states else None
+        d_weight: Tensor | None = None
+        d_bias: Tensor | None = None
+        spans = _spans(len(targets), len(weight), states.device)
+        for span in spans:
             part = states[span].to(ctx.dtype)
-            d_logits = _gradient_of_logits(
-                kept[0] if kept else _logits(part, matrix, bias),
+            logits = kept[0] if kept else _logits(part, matrix, bias)
+            d_logits = _kernels(logits)[1](
+                logits,
                 targets[span],
-                Statistics(*(score[span] for score in scores[:4])),
+                [score[span] for score in scores[:4]],
                 ctx.temperature,
                 [None if grad is None else grad[span] for grad in grads],
             )
-            d_states[span] = (d_logits @ matrix).to(d_states.dtype)
-            d_weight.addmm_(d_logits.T.to(d_weight.dtype), part.to(d_weight.dtype))
-            if d_bias is not None:
-                d_bias += d_logits.sum(0, dtype=torch.float32)
-        d_bias = None if d_bias is None or bias is None else d_bias.to(bias.dtype)
-        return d_states, d_weight.to(weight.dtype), d_bias, None, None, None, None
+            if d_states is not None:
+                d_states[span] = (d_logits @ matrix).to(d_states.dtype)
+            # Sums over chunks are taken in float32, whatever the products are made of.
+            exact = weight.dtype if len(spans) == 1 else torch.float32
+            if of_weight:
+                d_weight = _add(d_weight, _product(d_logits.T, part, exact))
+            if bias is not None:
+                d_bias = _add(d_bias, d_logits.sum(0, dtype=exact))
+        d_weight, d_bias = (None if d is None else d.to(weight.dtype) for d in (d_weight, d_bias))
+        return d_states, d_weight, d_bias, None, None, None, None
 
 
 def _spans(num_tokens: int, vocabulary: int, device: torch.device) -> list[slice]:
@@ -151,43 +149,64 @@ def _spans(num_tokens: int, vocabulary: int, device: torch.device) -> list[slice
     return [slice(size * i, min(size * (i + 1), num_tokens)) for i in range(chunks)]
 
 
+def _kernels(logits: Tensor) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return what takes statistics of logits, and what takes their gradient."""
+    if not logits.is_cuda or importlib.util.find_spec("triton") is None:
+        return _statistics, _gradient_of_logits
+    from agentrl.dist import head_kernels
+
+    return head_kernels.statistics, head_kernels.gradient_of_logits
+
+
+def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    """Multiply matrices; ``dtype`` of the result may be wider than theirs."""
+    if left.dtype == dtype:
+        return left @ right
+    return torch.mm(left, right, out_dtype=dtype) if left.is_cuda else (left @ right).to(dtype)
+
+
+def _add(total: Tensor | None, value: Tensor) -> Tensor:
+    return value if total is None else total.add_(value)
+
+
 def _logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return F.linear(states, weight, None if bias is None else bias.to(weight.dtype))
 
 
 def _statistics(
     logits: Tensor, targets: Tensor, temperature: float, all_fields: bool
-) -> Statistics:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     scaled = logits.float() if temperature == 1.0 else logits.float() / temperature
     normalizer = scaled.logsumexp(-1)
     logprobs = scaled.gather(1, targets[:, None]).squeeze(1) - normalizer
     if not all_fields:
-        return Statistics(logprobs, logprobs, logprobs, normalizer)
+        return logprobs, logprobs, logprobs, normalizer
     log_probs = scaled - normalizer[:, None]
     probs = log_probs.exp()
     entropy = -log_probs.mul_(probs).sum(-1)
-    return Statistics(logprobs, entropy, probs.square_().sum(-1), normalizer)
+    return logprobs, entropy, probs.square_().sum(-1), normalizer
 
 
 def _gradient_of_logits(
     logits: Tensor,
     targets: Tensor,
-    found: Statistics,
+    found: Sequence[Tensor],
     temperature: float,
     grads: Sequence[Tensor | None],
 ) -> Tensor:
     """Return the gradient of logits, in their dtype; leaves them as they are."""
+    _, entropy, squares, normalizer = found
     of_logprob, of_entropy, of_squares = (
         None if grad is None else (grad / temperature)[:, None] for grad in grads
     )
     scaled = logits.float() if temperature == 1.0 else logits.float() / temperature
-    log_probs = scaled - found.normalizer[:, None]
+    log_probs = scaled - normalizer[:, None]
     probs = log_probs.exp()
     total = torch.zeros_like(probs[:, :1]) if of_logprob is None else -of_logprob
     if of_entropy is not None:
-        total = total - log_probs.add_(found.entropy[:, None]).mul_(of_entropy)
+        total = total - log_probs.add_(entropy[:, None]).mul_(of_entropy)
     if of_squares is not None:
-        total = total + (probs - found.sum_pi_squared[:, None]).mul_(2 * of_squares)
+        total = total + (probs - squares[:, None]).mul_(2 * of_squares)
     probs.mul_(total)
     if of_logprob is not None:
         probs.scatter_add_(1, targets[:, None], of_logprob)
