@@ -29,7 +29,7 @@ from agentrl.sandbox.registry import sandbox_registry
 from agentrl.train.checkpoint import CheckpointStore
 from agentrl.train.config import TINY, ModelConfig
 from agentrl.train.environments import Environment, need_sandboxes
-from agentrl.train.open_model import MODEL_FOLDER, is_run, open_model
+from agentrl.train.open_model import base_of_adapters, is_run, open_model
 from agentrl.types import Task, TrajectoryGroup
 
 
@@ -182,7 +182,11 @@ async def open_policy(
 def _model_of(config: Config) -> ModelConfig:
     """A resumed run takes its model from its own directory, whatever became of the original."""
     run = config.trainer.resume
-    if run is None or not is_run(run) or not CheckpointStore.of_run(Path(run)).steps():
+    if run is None or not is_run(run):
         return config.model
-    # Adapters come with the checkpoint; they belong to the model as it was without them.
-    return replace(config.model, path=str(Path(run) / MODEL_FOLDER) if config.lora.rank else run)
+    if config.lora.rank:  # adapters come with the checkpoint, for the model as it was without them
+        folder = base_of_adapters(Path(run))
+        return config.model if folder is None else replace(config.model, path=str(folder))
+    if not CheckpointStore.of_run(Path(run)).steps():
+        return config.model
+    return replace(config.model, path=run)

@@ -15,21 +15,25 @@ from agentrl.errors import ConfigError
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--step", type=int, help="Checkpoint to export; the newest unless given.")
 @click.option("--best", is_flag=True, help="Export the one with the best validation success.")
-def command(run: Path, out: Path, step: int | None, best: bool) -> None:
+@click.option("--adapters", is_flag=True, help="Export adapters alone, as peft loads them.")
+def command(run: Path, out: Path, step: int | None, best: bool, adapters: bool) -> None:
     """Write a run's policy as a directory that AutoModelForCausalLM loads.
 
-    Needs no GPU, on however many the run was trained. Adapters are merged.
+    Needs no GPU, on however many the run was trained. Adapters are merged unless asked for.
 
     \b
     agentrl export runs/code_sandbox-20260101-1 my_model
     agentrl export runs/code_sandbox-20260101-1 my_model --best
     """
     from agentrl.model.load import quiet_transformers
-    from agentrl.train.open_model import open_run_model
+    from agentrl.train.open_model import export_adapters, open_run_model
 
     if best and step is not None:
         raise ConfigError(f"--best and --step {step}: which one is meant? Leave one of them out")
     check_out_dir(out)
+    if adapters:
+        click.echo(f"{out}: adapters of {export_adapters(run, out, step=step, best=best)}")
+        return
     loaded = open_run_model(run, device="cpu", step=step, best=best)
     with quiet_transformers():
         loaded.model.save_pretrained(out)

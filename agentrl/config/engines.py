@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl.config.cluster import placement_of
 from agentrl.config.environments import credit_configs
 from agentrl.dist.config import CriticConfig, EngineConfig, PoolConfig
+from agentrl.dist.lora_checks import lora_problems
 from agentrl.dist.layout import layout_problems
 from agentrl.dist.placement import DEFAULT_POOL
 from agentrl.errors import AgentRLError
@@ -23,8 +24,9 @@ _MIN_LR = 1e-9  # AdamW moves a weight by about the rate, and float32 loses 6e-8
 
 
 def engine_problems(config: Config) -> Iterable[str]:
-    """Yield what is wrong with ``actor`` and ``critic``, one line each."""
+    """Yield what is wrong with ``actor``, ``critic`` and ``lora``, one line each."""
     yield from _engine("actor", config.actor, config)
+    yield from lora_problems(config.lora)
     try:
         estimators = [credit.advantage for credit in credit_configs(config).values()]
         has_critic = uses_critic(config)

@@ -26,10 +26,10 @@ from transformers.pytorch_utils import Conv1D
 
 from agentrl.batch import Batch, RowView
 from agentrl.dist.config import LoraConfig
+from agentrl.dist.lora_checks import ALL_LINEAR, lora_problems
 from agentrl.errors import ConfigError
 from agentrl.seeding import derive_seed
 
-ALL_LINEAR = "all-linear"
 _ADAPTER = "default"  # peft's name of the only adapter there is
 _BASE = ".base_layer."
 _A, _B = "lora_A", "lora_B"
@@ -193,27 +193,6 @@ def attach_adapters(model: Any, config: LoraConfig, *, seed: int, source: str = 
     return Adapters(model, layers, peft_config)
 
 
-def lora_problems(config: LoraConfig) -> Iterator[str]:
-    """Say what of ``config`` cannot work with any model."""
-    if config.rank < 0:
-        yield f"lora.rank={config.rank}: at least 1 trains adapters, 0 trains all weights"
-    if not 0 < config.alpha < math.inf:
-        yield (
-            f"lora.alpha={config.alpha}: must be a finite number above 0; adapters are scaled by "
-            "alpha / rank (customary: alpha = 2 * rank)"
-        )
-    if not config.target_modules:
-        yield f"lora.target_modules is empty: write {ALL_LINEAR}, or a regular expression"
-    elif config.target_modules != ALL_LINEAR:
-        try:
-            re.compile(config.target_modules)
-        except re.error as error:
-            yield (
-                f"lora.target_modules={config.target_modules!r} is no regular expression: {error}; "
-                r"write e.g. '.*\.(q_proj|v_proj)'"
-            )
-
-
 def is_adapter(name: str) -> bool:
     """Whether a parameter's name inside the model is that of an adapter."""
     return f".{_A}." in name or f".{_B}." in name
@@ -286,12 +265,8 @@ def _shortest(model: nn.Module, chosen: set[str]) -> list[str]:
 def _peft_config(
     config: LoraConfig, model: nn.Module, chosen: dict[str, _Linear], source: str
 ) -> Any:
-    try:
-        import peft
-    except ImportError as error:
-        raise ConfigError(
-            f"lora.rank={config.rank} needs the extra 'peft': pip install 'agentrl[peft]'"
-        ) from error
+    import peft
+
     return peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,  # pyright: ignore[reportArgumentType]  # floats work as well

@@ -17,15 +17,16 @@ from torch import Tensor
 
 from agentrl.dist.config import LoraConfig
 from agentrl.dist.engine import TrainEngine
-from agentrl.dist.lora import attach_adapters, is_adapter
+from agentrl.dist.lora import Adapters, attach_adapters, is_adapter
 from agentrl.dist.sharded_state import load_full
 from agentrl.dist.train_state import MODEL_PREFIX
-from agentrl.errors import CheckpointError
-from agentrl.model.load import LoadedModel, load_model, load_with_weights
+from agentrl.errors import CheckpointError, ConfigError
+from agentrl.model.load import LoadedModel, load_model, load_tokenizer, load_with_weights
 from agentrl.sandbox.base import SandboxProvider
-from agentrl.train.checkpoint import CheckpointStore
+from agentrl.train.checkpoint import Checkpoint, CheckpointStore
 from agentrl.train.config import TINY, ModelConfig
 from agentrl.train.environments import Environment
+from agentrl.train.seal import refuse_damaged, seal
 from agentrl.train.warm_start import warm_start
 
 MODEL_FOLDER = "model"
@@ -91,6 +92,41 @@ def open_run_model(
     Raises:
         CheckpointError: there is none.
     """
+    checkpoint = _choose(run, step=step, best=best)
+    weights = _policy_weights(checkpoint)
+    if any(map(is_adapter, weights)):
+        weights = dict(_adapted(run, checkpoint, weights).merged(_itself))
+    loaded = load_with_weights(run / MODEL_FOLDER, weights, device=device)
+    return replace(loaded, source=f"{run} step {checkpoint.step}")
+
+
+def export_adapters(run: Path, out: Path, *, step: int | None = None, best: bool = False) -> str:
+    """Write the adapters of a run, and its tokenizer, as peft loads them; returns their source.
+
+    Args:
+        out: made where it is not there.
+        step, best: as of :func:`open_run_model`.
+
+    Raises:
+        CheckpointError: there is no such checkpoint.
+        ConfigError: the run trained all weights.
+    """
+    checkpoint = _choose(run, step=step, best=best)
+    weights = _policy_weights(checkpoint)
+    if not any(map(is_adapter, weights)):
+        raise ConfigError(
+            f"the run {str(run)!r} trained all weights (lora.rank=0), so it has no adapters; leave "
+            "--adapters out to export its policy"
+        )
+    path = str(checkpoint.config["model"]["path"])
+    base = str((run / MODEL_FOLDER).absolute()) if path == TINY or is_run(path) else path
+    adapters = _adapted(run, checkpoint, weights, source=base)
+    adapters.save(out, dict(adapters.tensors(_itself)))
+    load_tokenizer(str(run / MODEL_FOLDER)).save_pretrained(out)
+    return f"{run} step {checkpoint.step}"
+
+
+def _choose(run: Path, *, step: int | None, best: bool) -> Checkpoint:
     store = CheckpointStore.of_run(run)
     if best and (step := store.best_step()) is None:
         raise CheckpointError(
@@ -101,11 +137,11 @@ def open_run_model(
     checkpoint = store.load_latest() if step is None else store.load(step)
     if checkpoint is None:
         raise CheckpointError(f"the run {str(run)!r} has no checkpoint yet: nothing to load")
-    weights = load_full(checkpoint.of_engine("actor"), prefix=MODEL_PREFIX)
-    if any(map(is_adapter, weights)):
-        weights = _merged(run / MODEL_FOLDER, weights, LoraConfig(**checkpoint.config["lora"]))
-    loaded = load_with_weights(run / MODEL_FOLDER, weights, device=device)
-    return replace(loaded, source=f"{run} step {checkpoint.step}")
+    return checkpoint
+
+
+def _policy_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    return load_full(checkpoint.of_engine("actor"), prefix=MODEL_PREFIX)
 
 
 def keep_model_files(model: LoadedModel, run: Path, *, frozen: TrainEngine | None = None) -> None:
@@ -124,19 +160,43 @@ def keep_model_files(model: LoadedModel, run: Path, *, frozen: TrainEngine | Non
     writing.mkdir()
     if frozen is not None:  # adapters that were not trained yet add nothing
         frozen.export_pretrained(writing)
+        seal(writing)
     else:
         model.model.config.save_pretrained(writing)
         model.tokenizer.save_pretrained(writing)
     writing.rename(folder)
 
 
-def _merged(folder: Path, adapters: Mapping[str, Tensor], config: LoraConfig) -> dict[str, Tensor]:
-    """Return the weights of the frozen model in ``folder`` with adapters added to them.
+def base_of_adapters(run: Path) -> Path | None:
+    """Return the folder of what a run's adapters are attached to; None where it was not written.
 
     Raises:
-        CheckpointError: they are those of another model.
+        CheckpointError: it is damaged.
     """
-    attached = attach_adapters(load_model(str(folder), device="cpu").model, config, seed=0)
+    folder = run / MODEL_FOLDER
+    if not any(folder.glob("*.safetensors")):
+        return None
+    refuse_damaged(folder, what="what the adapters of the run are attached to (lora.rank)")
+    return folder
+
+
+def _adapted(
+    run: Path, checkpoint: Checkpoint, adapters: Mapping[str, Tensor], *, source: str = ""
+) -> Adapters:
+    """Return the frozen model of a run with the adapters of a checkpoint attached.
+
+    Raises:
+        CheckpointError: it is damaged, or the adapters are those of another model.
+    """
+    folder = base_of_adapters(run)
+    if folder is None:
+        raise CheckpointError(
+            f"{str(run / MODEL_FOLDER)!r} has no weights, so there is nothing that the adapters of "
+            "the checkpoint could be attached to; restore the directory"
+        )
+    config = LoraConfig(**checkpoint.config["lora"])
+    model = load_model(str(folder), device="cpu").model
+    attached = attach_adapters(model, config, seed=0, source=source)
     own = dict(attached.tensors(_itself))
     found = {name: adapters[name].shape for name in adapters if is_adapter(name)}
     if found != {name: value.shape for name, value in own.items()}:
@@ -148,7 +208,7 @@ def _merged(folder: Path, adapters: Mapping[str, Tensor], config: LoraConfig) ->
     with torch.no_grad():
         for name, value in own.items():
             value.copy_(adapters[name])
-    return dict(attached.merged(_itself))
+    return attached
 
 
 def _itself(tensor: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from agentrl.model.tiny import build_tiny, tiny_config
 from agentrl.testing import make_tokenizer
 from agentrl.train.checkpoint import CheckpointStore
 from agentrl.train.open_model import keep_model_files, open_run_model
+from agentrl.train.seal import seal
 
 IDS = torch.arange(3, 23)[None]
 LORA = LoraConfig(rank=4, alpha=8.0)
@@ -113,7 +114,7 @@ def _run_with_adapters(run: Path) -> Tensor:
         for index, value in enumerate(adapters.values()):
             generator = torch.Generator().manual_seed(index)
             value.copy_(torch.randn(value.shape, generator=generator) * 0.3)
-    _save(run, 1, _AdapterEngine(adapters), lora=asdict(LORA))
+    _save(run, 1, _AdapterEngine(adapters), lora=asdict(LORA), model={"path": "tiny"})
     return _logits(model.model)
 
 
@@ -125,11 +126,31 @@ def test_adapters_are_merged_into_what_they_were_trained_on(tmp_path: Path) -> N
     assert not any("lora" in name for name in loaded.state_dict())
 
 
+def test_adapters_are_exported_as_peft_loads_them(tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    adapted = _run_with_adapters(tmp_path / "run")
+    run, out = str(tmp_path / "run"), str(tmp_path / "out")
+    CliRunner().invoke(export, [run, out, "--adapters"], catch_exceptions=False)
+    loaded = PeftModel.from_pretrained(_model().model, out)
+    assert float((_logits(loaded) - adapted).abs().max()) < 1e-6
+    assert loaded.peft_config["default"].base_model_name_or_path == f"{run}/model"
+
+
+def test_a_run_without_adapters_exports_none(tmp_path: Path) -> None:
+    _run_of_three(tmp_path / "run", (None,))
+    done = CliRunner().invoke(export, [str(tmp_path / "run"), str(tmp_path / "x"), "--adapters"])
+    assert "trained all weights" in str(done.exception) and not (tmp_path / "x").exists()
+
+
 def test_adapters_of_another_model_are_refused(tmp_path: Path) -> None:
     _run_with_adapters(tmp_path / "run")
     other = make_tokenizer()
     shape = tiny_config(len(other), hidden_size=32, num_layers=1, num_heads=1, head_dim=16)
     build_tiny(other, 0, shape).save_pretrained(tmp_path / "run" / "model")
+    with pytest.raises(CheckpointError, match="damaged: config.json, model.safetensors changed"):
+        open_run_model(tmp_path / "run", device="cpu")
+    seal(tmp_path / "run" / "model")
     with pytest.raises(CheckpointError, match="are not those of the model"):
         open_run_model(tmp_path / "run", device="cpu")
 
