@@ -5,7 +5,7 @@ Legend: ``B`` rows (one per segment), ``N`` tokens of all rows together, ``T`` l
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,11 +24,13 @@ class Batch:
             are always there; ``logprobs``, ``advantages`` and others are float32. A token's value
             stands at the token's own position: ``logprobs[i] = log p(ids[i] | ids[:i])``.
         rows: fields of shape [B], one value per row.
+        derived: what :meth:`on_device` has worked out beforehand; of no other batch.
     """
 
     cu_seqlens: Tensor
     tokens: dict[str, Tensor]
     rows: dict[str, Tensor] = field(default_factory=dict)
+    derived: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Check that every field has the length that ``cu_seqlens`` says."""
@@ -128,6 +130,35 @@ class Batch:
             parts.append(self.select(range(start, start + size)))
             start += size
         return parts
+
+    @property
+    def trained(self) -> Tensor:
+        """Indices of the tokens with ``loss_mask``, int64 [M], ascending."""
+        if "trained" in self.derived:
+            return self.derived["trained"]
+        return self.tokens["loss_mask"].nonzero().squeeze(1)
+
+    @property
+    def row_of_trained(self) -> Tensor:
+        """Row of each of these tokens, int64 [M]."""
+        if "row_of_trained" in self.derived:
+            return self.derived["row_of_trained"]
+        return self.row_of_token.to(self.tokens["loss_mask"].device)[self.trained]
+
+    def on_device(self, copy: Callable[[Tensor], Tensor]) -> Batch:
+        """Return a batch of the CPU with its fields moved by ``copy``; the layout stays.
+
+        :attr:`trained` and :attr:`row_of_trained` are found before, since asking a device how many
+        there are would wait for it.
+        """
+        derived = {"trained": self.trained, "row_of_trained": self.row_of_trained}
+        return Batch(
+            self.cu_seqlens,
+            *(
+                {name: copy(value) for name, value in fields.items()}
+                for fields in (self.tokens, self.rows, derived)
+            ),
+        )
 
     def sum_by_row(self, name: str) -> Tensor:
         """Sum of a token field over each row, int64 [B] of bools and integers, else float [B]."""

@@ -172,8 +172,7 @@ class PolicyLoss:
 
         Everything is computed in float32, whatever the inputs are.
         """
-        # Found once: every look at a mask would wait for the device.
-        trained = batch.tokens["loss_mask"].nonzero().squeeze(1)
+        trained = batch.trained
         tokens = {name: value[trained] for name, value in batch.tokens.items()}
         new, old = scores["logprobs"][trained].float(), tokens["old_logprobs"].float()
         token_loss = _run(
@@ -182,7 +181,7 @@ class PolicyLoss:
                 logprobs=new,
                 old_logprobs=old,
                 advantages=tokens["advantages"].float(),
-                row=batch.row_of_token.to(trained.device)[trained],
+                row=batch.row_of_trained,
                 num_rows=batch.num_rows,
                 extra={name: tokens[name] for name in self.extra},
             ),
@@ -239,7 +238,7 @@ class SupervisedLoss:
         self, scores: Mapping[str, Tensor], batch: Batch
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the micro-batch's share of the loss."""
-        trained = batch.tokens["loss_mask"].nonzero().squeeze(1)
+        trained = batch.trained
         weights = batch.tokens["loss_weights"][trained]
         loss = -(scores["logprobs"][trained] * weights).sum()
         return loss, {"loss": loss.detach()}

@@ -76,7 +76,7 @@ class ValueLoss:
             scores: ``values``, float [N], with gradient; ignored where ``loss_mask`` is False.
             batch: the micro-batch.
         """
-        trained = batch.tokens["loss_mask"].nonzero().squeeze(1)
+        trained = batch.trained
         predicted = scores["values"][trained].float()
         per_token, clipped = clipped_value_loss(
             predicted,

@@ -13,7 +13,8 @@ def plan_micro_batches(lengths: Sequence[int], tokens_per_micro_batch: int) -> l
     """Group rows of similar length, each group's tokens within the budget.
 
     Rows are taken in order of (length, index), so the plan depends on nothing but the arguments. A
-    row longer than the budget gets a micro-batch of its own: rows are never cut or dropped.
+    row longer than the budget gets a micro-batch of its own: rows are never cut or dropped. Groups
+    are as even as their number allows, since a small one keeps a device waiting for its host.
 
     Args:
         lengths: tokens of each row.
@@ -24,10 +25,25 @@ def plan_micro_batches(lengths: Sequence[int], tokens_per_micro_batch: int) -> l
     """
     if tokens_per_micro_batch < 1:
         raise ValueError(f"tokens_per_micro_batch={tokens_per_micro_batch}: must be at least 1")
+    order = sorted(range(len(lengths)), key=lambda row: (lengths[row], row))
+    plan = _fill(order, lengths, tokens_per_micro_batch)
+    low, high = 0, tokens_per_micro_batch  # a budget above `low` that needs no more groups
+    while high - low > 1:
+        middle = (low + high) // 2
+        tighter = _fill(order, lengths, middle)
+        if len(tighter) > len(plan):
+            low = middle
+        else:
+            plan, high = tighter, middle
+    return plan
+
+
+def _fill(order: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Put rows into groups in their order, a new one where the budget is full."""
     plan: list[list[int]] = []
     num_tokens = 0
-    for row in sorted(range(len(lengths)), key=lambda row: (lengths[row], row)):
-        if not plan or num_tokens + lengths[row] > tokens_per_micro_batch:
+    for row in order:
+        if not plan or num_tokens + lengths[row] > budget:
             plan.append([])
             num_tokens = 0
         plan[-1].append(row)

@@ -140,7 +140,7 @@ class FSDPEngine:
             if index < len(plan):
                 part = batch.select(plan[index])
                 scores = self._scorer(part, fields=loss_fn.fields)
-                loss, found = loss_fn(scores, _to_device(part, self.ranks.device))
+                loss, found = loss_fn(scores, part.on_device(self._to_device))
                 metrics.add(found)
             else:
                 # Out of rows before others are: takes part in what all ranks do together.
@@ -268,6 +268,9 @@ class FSDPEngine:
             device=self.ranks.device,
         )
 
+    def _to_device(self, value: Tensor) -> Tensor:
+        return to_device(value, self.ranks.device)
+
     def _apply_gradient(self) -> dict[str, float]:
         assert self._optimizer is not None, "a frozen engine is not trained"
         lr = self.learning_rate
@@ -283,12 +286,3 @@ class FSDPEngine:
             self.num_skipped += 1
         self._optimizer.zero_grad(set_to_none=True)
         return {"grad_norm": norm, "lr": lr, "skipped": float(not finite)}
-
-
-def _to_device(batch: Batch, device: torch.device) -> Batch:
-    """Move the token fields; the layout stays on the CPU, where it is read."""
-    return Batch(
-        batch.cu_seqlens,
-        {name: to_device(value, device) for name, value in batch.tokens.items()},
-        {name: to_device(value, device) for name, value in batch.rows.items()},
-    )

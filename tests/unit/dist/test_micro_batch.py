@@ -33,3 +33,9 @@ def test_rows_of_like_length_share_a_micro_batch_in_a_fixed_order() -> None:
 def test_an_impossible_budget_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         plan_micro_batches([1], 0)
+
+
+def test_the_last_micro_batch_is_no_leftover() -> None:
+    lengths = [10] * 9
+    sizes = [len(rows) for rows in plan_micro_batches(lengths, 40)]
+    assert sizes == [3, 3, 3], "and not 4, 4, 1"
