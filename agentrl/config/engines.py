@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from agentrl.config.cluster import placement_of
 from agentrl.config.environments import credit_configs
 from agentrl.dist.config import CriticConfig, EngineConfig, PoolConfig
-from agentrl.dist.lora_checks import lora_problems
 from agentrl.dist.layout import layout_problems
+from agentrl.dist.lora_checks import lora_problems
 from agentrl.dist.placement import DEFAULT_POOL
 from agentrl.errors import AgentRLError
 from agentrl.train.config import TINY
