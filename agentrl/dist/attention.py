@@ -43,6 +43,8 @@ packed_masks: ContextVar[bool] = ContextVar("packed_masks", default=False)
 
 _HALF = (torch.bfloat16, torch.float16)
 _GQA_FLAG = varlen_attn is not None and "enable_gqa" in inspect.signature(varlen_attn).parameters
+_GROUPS_UNASKED = torch.__version__.split(".")[:2] == ["2", "11"]
+"""Fewer key and value heads need no flag in this version; the bits are those of repeated ones."""
 
 
 class Packing(NamedTuple):
@@ -124,11 +126,14 @@ def _by_boundaries(
     query: Tensor, key: Tensor, value: Tensor, packing: Packing, scaling: float | None
 ) -> Tensor:
     assert varlen_attn is not None
-    query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
+    # A compiler lays the rotated heads out in this order then, which needs no division by N.
+    query, key, value = (
+        part.squeeze(0).transpose(0, 1).contiguous() for part in (query, key, value)
+    )
     how: dict[str, Any] = {"scale": scaling, "window_size": (-1, 0)}
     if _GQA_FLAG:
         how["enable_gqa"] = True
-    elif key.shape[1] != query.shape[1]:
+    elif key.shape[1] != query.shape[1] and not _GROUPS_UNASKED:
         groups = query.shape[1] // key.shape[1]
         key, value = (part.repeat_interleave(groups, dim=1) for part in (key, value))
     out = varlen_attn(
@@ -142,7 +147,7 @@ def _by_boundaries(
         **how,
     )
     assert isinstance(out, Tensor)
-    return out[None]
+    return out.unsqueeze(0)
 
 
 def _by_padding(

@@ -59,7 +59,8 @@ class ShardedModel:
                 reshard_after_forward=not self._stays_gathered,
                 mp_policy=policy,
             )
-        for part in self._parts():
+        for part in self._parts() if ranks.world_size > 1 else ():
+            # A rank by itself sums anyhow, and must not spend a multiplication by 1 on it.
             part.set_gradient_divide_factor(1.0)
             # gloo knows no scaled sum; NCCL's is free, where a plain one would be scaled after it.
             part.set_force_sum_reduction_for_comms(ranks.device.type == "cpu")
