@@ -65,12 +65,16 @@ class Arm:
     recompute: Recompute = Recompute.none
     by_hand: bool = False
     """The plain loop, without an engine."""
+    budget: int | None = None
+    """Tokens of a micro-batch where whole logits would not fit otherwise."""
+    steps: int | None = None
+    """Timed ones, of an arm that is slow."""
 
 
 PACKED = Layout(packed=True, plain_head=True)
 ARMS = (
-    Arm("padded", layout=Layout(packed=False, plain_head=False)),
-    Arm("packed", layout=Layout(packed=True, plain_head=False)),
+    Arm("padded", layout=Layout(packed=False, plain_head=False), budget=8_192, steps=1),
+    Arm("packed", layout=Layout(packed=True, plain_head=False), budget=8_192),
     Arm("packed+head", layout=PACKED),
     Arm("packed+head+compile", layout=PACKED, compile=True),
     Arm("same, selective", layout=PACKED, compile=True, recompute=Recompute.selective),
@@ -180,10 +184,12 @@ def time_arm(arm: Arm, config: Config, work: Work, device: torch.device, *, repe
             torch.cuda.synchronize()
         return work.batch.num_tokens / (time.perf_counter() - started)
 
+    repeats = arm.steps or repeats
+    work = replace(work, budget=min(work.budget, arm.budget or work.budget))
     with _steps(arm, config, work, device) as (train, infer):
         started = time.perf_counter()
-        train()
-        train()
+        for _ in range(1 if arm.steps else 2):
+            train()
         warm_s = time.perf_counter() - started
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()

@@ -45,7 +45,9 @@ def clip_gradient(parameters: Iterable[nn.Parameter], limit: float) -> float:
     norm = torch.nn.utils.get_total_norm(shards)
     norm = _over_shards(norm, next((grad for grad in grads if isinstance(grad, DTensor)), None))
     if limit:
-        torch._foreach_mul_(shards, (limit / (norm + 1e-6)).clamp(max=1.0))
+        torch._foreach_mul_(  # pyright: ignore[reportPrivateImportUsage]
+            shards, (limit / (norm + 1e-6)).clamp(max=1.0)
+        )
     return float(norm)
 
 
