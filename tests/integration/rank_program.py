@@ -21,9 +21,10 @@ from agentrl.algo.loss import PolicyLoss
 from agentrl.algo.policy_losses import Vanilla
 from agentrl.algo.value import ValueLoss
 from agentrl.batch import Batch
-from agentrl.dist.config import EngineConfig, Offload, Precision
+from agentrl.dist.config import EngineConfig, LoraConfig, Offload, Precision
 from agentrl.dist.engine import LossFn
 from agentrl.dist.engines.fsdp import FSDPEngine
+from agentrl.dist.lora import attach_adapters
 from agentrl.dist.ranks import Ranks, join_ranks, leave_ranks
 from agentrl.dist.sharding import full_tensor
 from agentrl.testing.random_models import VOCAB, build
@@ -114,13 +115,16 @@ def train(
     num_steps: int = 1,
     poisoned_step: int | None = None,
     offloaded: bool = False,
+    lora_rank: int = 0,
     **settings: Any,
 ) -> Found:
     """Take steps on this rank's rows; keep gradients as the optimizer sees them."""
     given: dict[str, Any] = {"lr": 1e-2, "grad_clip": 0.0} | settings
     config = EngineConfig(**given)
     head = "value" if critic else "language"
-    engine = FSDPEngine(model_of(model, ranks), None, config, ranks=ranks, head=head)
+    opened = model_of(model, ranks)
+    adapters = attach_adapters(opened, LoraConfig(rank=lora_rank), seed=0) if lora_rank else None
+    engine = FSDPEngine(opened, None, config, ranks=ranks, head=head, adapters=adapters)
     kept: dict[str, Tensor] = {}
     # The sharded parameters' hooks run after gradients have been summed over ranks.
     hooks = [
@@ -145,6 +149,10 @@ def train(
         hook.remove()
     fields = ("values", "next_values") if critic else ("logprobs", "entropy")
     scores = engine.infer_batch(rows().select(mine), tokens_per_micro_batch=BUDGET, fields=fields)
+    if lora_rank:
+        without = engine.without_adapters()
+        found = without.infer_batch(rows().select(mine), tokens_per_micro_batch=BUDGET)
+        scores["without adapters"] = found["logprobs"]
     weights = {name: value.clone() for name, value in engine.export_params()}
     return {"gradients": gradients, "metrics": metrics, "scores": scores, "weights": weights}
 
@@ -158,6 +166,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "tied llama": {"model": "llama-rope3"},
     "gpt2": {"model": "gpt2"},
     "bf16": {"precision": Precision.bf16, "num_steps": 2},
+    "adapters": STEPS | {"lora_rank": 4},
 }
 """What is tried with uneven rows."""
 SHARING: dict[str, dict[str, Any]] = {
@@ -166,6 +175,7 @@ SHARING: dict[str, dict[str, Any]] = {
     "fewer kv heads than ranks": {"model": "few kv heads"},
     "critic": {"critic": True, "num_steps": 3, "model": "llama"},
     "steps": STEPS | {"model": "qwen3-untied"},
+    "adapters": STEPS | {"lora_rank": 4, "model": "qwen2"},
 }
 """What is tried on ranks that share their rows."""
 
