@@ -176,15 +176,14 @@ def _logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _statistics(
     logits: Tensor, targets: Tensor, temperature: float, all_fields: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    scaled = logits.float() if temperature == 1.0 else logits.float() / temperature
-    normalizer = scaled.logsumexp(-1)
-    logprobs = scaled.gather(1, targets[:, None]).squeeze(1) - normalizer
+    log_probs = _scaled(logits, temperature).log_softmax(-1)
+    logprobs = log_probs.gather(1, targets[:, None]).squeeze(1)
     if not all_fields:
-        return logprobs, logprobs, logprobs, normalizer
-    log_probs = scaled - normalizer[:, None]
+        return logprobs, logprobs, logprobs, logprobs
     probs = log_probs.exp()
     entropy = -log_probs.mul_(probs).sum(-1)
-    return logprobs, entropy, probs.square_().sum(-1), normalizer
+    # Only the other kernels need the normalizer: here a softmax is as fast as what it saves.
+    return logprobs, entropy, probs.square_().sum(-1), logprobs
 
 
 def _gradient_of_logits(
@@ -195,19 +194,23 @@ def _gradient_of_logits(
     grads: Sequence[Tensor | None],
 ) -> Tensor:
     """Return the gradient of logits, in their dtype; leaves them as they are."""
-    _, entropy, squares, normalizer = found
+    _, entropy, squares, _ = found
     of_logprob, of_entropy, of_squares = (
         None if grad is None else (grad / temperature)[:, None] for grad in grads
     )
-    scaled = logits.float() if temperature == 1.0 else logits.float() / temperature
-    log_probs = scaled - normalizer[:, None]
-    probs = log_probs.exp()
+    scaled = _scaled(logits, temperature)
+    probs = scaled.softmax(-1)
     total = torch.zeros_like(probs[:, :1]) if of_logprob is None else -of_logprob
     if of_entropy is not None:
-        total = total - log_probs.add_(entropy[:, None]).mul_(of_entropy)
+        surprise = scaled.log_softmax(-1).add_(entropy[:, None])
+        total = total - surprise.mul_(of_entropy)
     if of_squares is not None:
         total = total + (probs - squares[:, None]).mul_(2 * of_squares)
     probs.mul_(total)
     if of_logprob is not None:
         probs.scatter_add_(1, targets[:, None], of_logprob)
     return probs.to(logits.dtype)
+
+
+def _scaled(logits: Tensor, temperature: float) -> Tensor:
+    return logits.float() if temperature == 1.0 else logits.float() / temperature
