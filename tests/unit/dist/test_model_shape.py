@@ -35,7 +35,7 @@ CONFIGS = {
     "qwen2-untied": Qwen2Config(**SMALL, tie_word_embeddings=False),
     "llama": LlamaConfig(**SMALL),
     "gpt2": GPT2Config(vocab_size=300, n_embd=64, n_layer=3, n_head=4, n_positions=128),
-    "moe": Qwen3MoeConfig(**SMALL, num_experts=4, moe_intermediate_size=64, **{"head_dim": 16}),
+    "moe": Qwen3MoeConfig(**SMALL, num_experts=4, moe_intermediate_size=64),
 }
 
 
