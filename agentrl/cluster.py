@@ -100,6 +100,11 @@ class ClusterRollouts:
     model: LoadedModel
     pool: RolloutPool
     config: Config
+    opening: asyncio.Task[None]
+
+    async def opened(self) -> None:
+        """Wait for every worker."""
+        await self.opening
 
     def runner(self, purpose: str) -> RunGroup:
         """Return what has a group played by the worker with the fewest of them."""
@@ -175,7 +180,7 @@ class SharedDevices:
 async def open_cluster(
     config: Config, plan: Plan, fit: FitToModel
 ) -> AsyncIterator[ClusterRollouts]:
-    """Be connected to Ray, with every rollout worker open; leaving ends what was started.
+    """Be connected to Ray, with rollout workers that open; leaving ends what was started.
 
     Raises:
         ConfigError: Ray is not installed or does not answer, or has not what the run needs.
@@ -199,9 +204,15 @@ async def open_cluster(
         fit(Renderer(model.tokenizer))
         reward_models = await _open_reward_models(config, stack)
         pool = _rollout_pool(config, plan, Blueprint.of(model), reward_models)
-        await pool.start()
-        stack.push_async_callback(pool.close)
-        yield ClusterRollouts(model, pool, config)
+        opening = asyncio.create_task(pool.start(), name="open rollout workers")
+        stack.push_async_callback(_end, opening, pool)
+        yield ClusterRollouts(model, pool, config, opening)
+
+
+async def _end(opening: asyncio.Task[None], pool: RolloutPool) -> None:
+    opening.cancel()
+    await asyncio.gather(opening, return_exceptions=True)
+    await pool.close()
 
 
 def cpus_needed(config: Config) -> int:

@@ -5,7 +5,8 @@ One path: a run in one process calls its engines through a group as well, the on
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -24,6 +25,8 @@ from agentrl.plan import Plan
 from agentrl.telemetry.run_dir import RunDir
 from agentrl.train.open_critic import open_trunk
 from agentrl.train.reference import keep_reference
+
+OpenGroup = Callable[[Config, PoolPlan, Sequence[EngineSpec]], WorkerGroup]
 
 
 def engine_specs(
@@ -74,17 +77,26 @@ def engine_specs(
     return specs
 
 
-def open_engines(
+async def open_engines(
     config: Config, specs: Mapping[str, EngineSpec], stack: AsyncExitStack
 ) -> dict[str, GroupEngine]:
     """Build every role's engine, each in its pool; ``stack`` ends the groups.
+
+    On a cluster the event loop goes on meanwhile, so that rollout workers open at the same time.
 
     Raises:
         ConfigError: a placement that cannot work, or settings that do not fit its ranks.
         WorkerTimeout, WorkerError: ranks could not be started.
         ModelError: a model cannot be run as asked for.
     """
-    open_group = _local_group if config.cluster.kind == LOCAL else _ray_group
+    if config.cluster.kind == LOCAL:
+        return _open(config, specs, stack, _local_group)
+    return await asyncio.to_thread(_open, config, specs, stack, _ray_group)
+
+
+def _open(
+    config: Config, specs: Mapping[str, EngineSpec], stack: AsyncExitStack, open_group: OpenGroup
+) -> dict[str, GroupEngine]:
     engines: dict[str, GroupEngine] = {}
     placed = [role for role in (REWARD_MODEL,) if role in config.placement.roles]
     for pool in plan_pools(placement_of(config), [*specs, *placed]):

@@ -21,6 +21,7 @@ from agentrl.cluster import open_cluster
 from agentrl.config.cluster import LOCAL
 from agentrl.config.load import to_dict
 from agentrl.config.schema import Config
+from agentrl.dist.build import EngineSpec
 from agentrl.dist.group_engine import GroupEngine
 from agentrl.engines import engine_specs, open_engines
 from agentrl.errors import ConfigError
@@ -100,15 +101,22 @@ async def open_trainer(
             open_rollouts(config, plan, partial(fit_to_model, plan, config, announce))
         )
         keep_plan(memory, run_dir.path)
-        yield _trainer(config, plan, rollouts, run_dir, stack)
+        specs = engine_specs(config, plan, rollouts.model, run_dir)
+        engines = await open_engines(config, specs, stack)
+        await rollouts.opened()
+        yield _trainer(config, plan, rollouts, specs, engines, run_dir, stack)
 
 
 def _trainer(
-    config: Config, plan: Plan, rollouts: Rollouts, run_dir: RunDir, stack: AsyncExitStack
+    config: Config,
+    plan: Plan,
+    rollouts: Rollouts,
+    specs: Mapping[str, EngineSpec],
+    engines: Mapping[str, GroupEngine],
+    run_dir: RunDir,
+    stack: AsyncExitStack,
 ) -> Trainer:
     """Put the parts together; ``stack`` closes those that need it."""
-    specs = engine_specs(config, plan, rollouts.model, run_dir)
-    engines = open_engines(config, specs, stack)
     trained = {role: engine for role, engine in engines.items() if specs[role].trainable}
     actor = engines["actor"]
     checkpoints = CheckpointStore(

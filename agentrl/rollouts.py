@@ -29,6 +29,14 @@ class Rollouts(Protocol):
         """What the run starts from: the training engine's to change."""
         ...
 
+    async def opened(self) -> None:
+        """Return once everything that plays is open.
+
+        Raises:
+            AgentRLError: whatever of it cannot be used.
+        """
+        ...
+
     def runner(self, purpose: str) -> RunGroup:
         """Return what samples a prompt for a purpose of the plan."""
         ...
@@ -54,6 +62,9 @@ class LocalRollouts:
     def model(self) -> LoadedModel:
         """What the run starts from."""
         return self.ground.model
+
+    async def opened(self) -> None:
+        """Return: it is."""
 
     def runner(self, purpose: str) -> RunGroup:
         """See :class:`Rollouts`."""
