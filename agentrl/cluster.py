@@ -14,7 +14,9 @@ from typing import Any
 from agentrl.agent.renderer import Renderer
 from agentrl.config.cluster import REWARD_MODEL, placement_of, rollout_share
 from agentrl.config.schema import Config
+from agentrl.dist.config import PoolConfig
 from agentrl.dist.engine import TrainEngine
+from agentrl.dist.placement import DEFAULT_POOL
 from agentrl.dist.rollout_pool import RolloutPool
 from agentrl.dist.rollout_worker import ProcessSetup
 from agentrl.dist.weight_sync.config import WeightSyncConfig
@@ -217,8 +219,8 @@ async def _end(opening: asyncio.Task[None], pool: RolloutPool) -> None:
 
 def cpus_needed(config: Config) -> int:
     """Return the cores that a cluster must be able to reserve: those of ranks and workers."""
-    pools = placement_of(config).pools.values()
-    ranks = sum(pool.ranks * pool.cpus_per_rank for pool in pools) or 1
+    pools = {DEFAULT_POOL: PoolConfig()} | placement_of(config).pools  # there without being named
+    ranks = sum(pool.ranks * pool.cpus_per_rank for pool in pools.values())
     workers = config.rollout.workers * config.cluster.cpus_per_rollout_worker
     return int(-(-(ranks + workers) // 1))
 
