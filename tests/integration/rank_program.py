@@ -119,11 +119,10 @@ def train(
     **settings: Any,
 ) -> Found:
     """Take steps on this rank's rows; keep gradients as the optimizer sees them."""
-    given: dict[str, Any] = {"lr": 1e-2, "grad_clip": 0.0} | settings
     # Some gradients are 0 but for rounding (of gpt2's key biases, say). With AdamW's usual eps
     # those coordinates would move by the whole rate, where rounding alone says which way.
-    settings: dict[str, Any] = {"eps": 1e-3, **given}
-    config = EngineConfig(**settings)
+    given: dict[str, Any] = {"lr": 1e-2, "grad_clip": 0.0, "eps": 1e-3} | settings
+    config = EngineConfig(**given)
     head = "value" if critic else "language"
     opened = model_of(model, ranks)
     adapters = attach_adapters(opened, LoraConfig(rank=lora_rank), seed=0) if lora_rank else None
