@@ -28,8 +28,9 @@ from ray.util.scheduling_strategies import (
 
 from agentrl.dist.config import PoolConfig
 from agentrl.dist.dispatch import Call, Handle, Layout
-from agentrl.dist.ray_rank import ENTRY, Failure, Place, RankActor, RankSetup
+from agentrl.dist.ray_rank import ENTRY, Failure, Place, RankActor
 from agentrl.dist.ray_transport import FETCH_TIMEOUT_S, Sender, pack, unpack
+from agentrl.dist.rollout_worker import ProcessSetup
 from agentrl.dist.watchdog import (
     ask_stacks,
     innermost_frame,
@@ -55,7 +56,7 @@ class RayOptions:
     """For all ranks to be placed, and their workers built."""
     call_timeout_s: float | None = None
     """Deadline of every call, in place of that of its method."""
-    setup: RankSetup | None = None
+    setup: ProcessSetup | None = None
     """What ranks take over; None: the driver's paths and settings, a thread for each CPU."""
 
 
@@ -299,7 +300,7 @@ class RayWorkerGroup:
     def _start_actors(self, placement: PlacementGroup, deadline: float) -> None:
         pool = self._pool
         threads = max(1, int(pool.cpus_per_rank))
-        setup = self._options.setup or RankSetup.of_this_process(num_threads=threads)
+        setup = self._options.setup or ProcessSetup.of_this_process(num_threads=threads)
         actor = ray.remote(RankActor)
         for index in range(pool.ranks):
             strategy = PlacementGroupSchedulingStrategy(placement, index)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -25,8 +24,6 @@ ENTRY = "ray_rank.py:_invoke"
 """Where a call begins in a rank's stack."""
 COLLECTIVE_TIMEOUT_S = 4 * 3600.0
 """Longer than any call may take: the driver's deadline, which names ranks, is to come first."""
-_PASSED_ON = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "CUBLAS_", "HF_", "TOKENIZERS_", "AGENTRL_")
-"""Prefixes of the driver's environment variables that ranks get."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -74,22 +71,6 @@ class Place:
     stacks: StackSource
 
 
-@dataclass(slots=True, frozen=True, kw_only=True)
-class RankSetup:
-    """What a rank's process takes over from the driver. Can be pickled."""
-
-    process: ProcessSetup
-    environment: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of_this_process(cls, *, num_threads: int) -> RankSetup:
-        """Describe the driver: its settings of NCCL and of torch, paths, working directory."""
-        passed = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
-        return cls(
-            process=ProcessSetup.of_this_process(num_threads=num_threads), environment=passed
-        )
-
-
 class RankActor:
     """The actor. Errors come back as :class:`Failure`.
 
@@ -97,10 +78,9 @@ class RankActor:
         setup: applied before the worker is built.
     """
 
-    def __init__(self, setup: RankSetup) -> None:
+    def __init__(self, setup: ProcessSetup) -> None:
         self._stacks = offer_stacks()
-        os.environ.update(setup.environment)
-        setup.process.apply(may_stay=True)
+        setup.apply(may_stay=True)
         self._worker: Worker | None = None
 
     def where(self) -> Place:

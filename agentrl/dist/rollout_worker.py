@@ -11,9 +11,9 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -47,6 +47,10 @@ OpenHost = Callable[[], AbstractAsyncContextManager[RolloutHost]]
 """Can be pickled: it is called in the worker's process."""
 
 
+_PASSED_ON = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "CUBLAS_", "HF_", "TOKENIZERS_", "AGENTRL_")
+"""Prefixes of the driver's environment variables that workers get."""
+
+
 @dataclass(slots=True, frozen=True, kw_only=True)
 class ProcessSetup:
     """What a worker's process takes over from the driver, so that names mean the same there."""
@@ -56,6 +60,8 @@ class ProcessSetup:
     import_paths: tuple[str, ...]
     num_threads: int = 0
     """Of torch; 0 leaves what the process was started with."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that are set before anything is imported."""
 
     @classmethod
     def of_this_process(cls, *, num_threads: int = 0) -> ProcessSetup:
@@ -64,6 +70,7 @@ class ProcessSetup:
             working_dir=os.getcwd(),
             import_paths=tuple(os.path.abspath(path) for path in sys.path),
             num_threads=num_threads,
+            environment={k: v for k, v in os.environ.items() if k.startswith(_PASSED_ON)},
         )
 
     def apply(self, *, may_stay: bool = False) -> None:
@@ -75,6 +82,7 @@ class ProcessSetup:
         Raises:
             ConfigError: the driver's working directory does not exist on this machine.
         """
+        os.environ.update(self.environment)
         if Path(self.working_dir).is_dir():
             os.chdir(self.working_dir)
         elif not may_stay:

@@ -163,12 +163,15 @@ def test_relative_names_mean_the_same_in_a_process_that_starts_elsewhere(tmp_pat
     (tmp_path / "work" / "data.txt").write_text("found")
     (tmp_path / "lib" / "only_there.py").write_text("VALUE = 5")
     setup = ProcessSetup(
-        working_dir=str(tmp_path / "work"), import_paths=(str(tmp_path / "lib"),), num_threads=1
+        working_dir=str(tmp_path / "work"),
+        import_paths=(str(tmp_path / "lib"),),
+        num_threads=1,
+        environment={"AGENTRL_X": "7"},
     )
     code = (
         "import sys, pickle; setup = pickle.loads(sys.stdin.buffer.read()); setup.apply()\n"
-        "import only_there, torch\n"
-        "print(open('data.txt').read(), only_there.VALUE, torch.get_num_threads())"
+        "import os, only_there, torch\n"
+        "print(open('data.txt').read(), only_there.VALUE, torch.get_num_threads(), os.environ['AGENTRL_X'])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -178,7 +181,7 @@ def test_relative_names_mean_the_same_in_a_process_that_starts_elsewhere(tmp_pat
         check=True,
         timeout=50,
     )
-    assert done.stdout.decode().split() == ["found", "5", "1"]
+    assert done.stdout.decode().split() == ["found", "5", "1", "7"]
 
 
 def test_a_working_directory_that_is_not_here_is_named(tmp_path: Path) -> None:
