@@ -120,14 +120,15 @@ class CriticConfig(EngineConfig):
 
 @dataclass(slots=True, kw_only=True)
 class LoraConfig:
-    """Low-rank adapters (peft) in place of full fine-tuning."""
+    """Low-rank adapters (peft) of the policy, trained in place of its weights."""
 
     rank: int = 0
     """Of the adapters; 0 trains all weights."""
     alpha: float = 32.0
     """Adapters are scaled by ``alpha / rank``."""
     target_modules: str = "all-linear"
-    """``all-linear``, or a regular expression over names of modules."""
+    """``all-linear`` (but the output embedding), or a regular expression over whole names of
+    layers."""
 
 
 @dataclass(slots=True, kw_only=True)
