@@ -1,7 +1,19 @@
 #!/usr/bin/env bash
-# Trains on all GPUs of this machine; Ray starts and ends with the run.
+# Train on the GPUs of one machine; Ray is started for the run and ends with it.
+#
+#   examples/cluster/one_node.sh [GPUS] [KEY=VALUE]...
+#
+# With 0 GPUs two CPU ranks train the embedded model, to try it out.
 set -euo pipefail
-num_gpus=$(nvidia-smi --list-gpus | wc -l)
-agentrl doctor --env code_sandbox model.path="${MODEL:?a model directory or hub id}" cluster=ray cluster.gpus="$num_gpus"
-agentrl train --env code_sandbox model.path="$MODEL" actor.precision=bf16 \
-  cluster=ray cluster.gpus="$num_gpus" rollout.workers="$num_gpus"
+
+gpus="${1:-0}"
+shift || true
+
+if [ "$gpus" -gt 0 ]; then
+  # A rollout worker sleeps on each GPU while its rank trains.
+  ranks=(cluster.gpus="$gpus" rollout.workers="$gpus" model.path=Qwen/Qwen3-0.6B)
+else
+  ranks=(placement.pools.train.ranks=2 rollout.workers=2)
+fi
+
+exec agentrl train --env guess_number cluster=ray "${ranks[@]}" "$@"

@@ -1,19 +1,37 @@
 #!/usr/bin/env bash
-# Trains over the nodes named on the command line; the first one is this machine.
-#   bash several_nodes.sh HEAD NODE...
+# Train on several machines that share a file system at $SHARED.
+#
+# On the first machine:      examples/cluster/several_nodes.sh head
+# On every other machine:    examples/cluster/several_nodes.sh join HEAD_ADDRESS
+# Then, on the first:        examples/cluster/several_nodes.sh train GPUS [KEY=VALUE]...
+# Afterwards, everywhere:    ray stop
 set -euo pipefail
-head=$1
-shift
+
 port=6379
-gpus_per_node=8
+shared="${SHARED:-$PWD}"
+# What a rank of NCCL looks for other ranks on; `ip -brief address` lists the names.
+export NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-eth0}"
+export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-$NCCL_SOCKET_IFNAME}"
 
-ray start --head --port="$port" --disable-usage-stats
-trap 'ray stop; for node in "$@"; do ssh "$node" ray stop; done' EXIT
-for node in "$@"; do
-  ssh "$node" ray start --address="$head:$port" --disable-usage-stats
-done
-
-num_gpus=$((gpus_per_node * (1 + $#)))
-agentrl train --env code_sandbox model.path="${MODEL:?a directory that all nodes see}" \
-  trainer.run_dir="${RUN:?a directory that all nodes see}" actor.precision=bf16 \
-  cluster=ray cluster.address=auto cluster.gpus="$num_gpus" rollout.workers="$num_gpus"
+case "${1:-}" in
+  head)
+    ray start --head --port="$port" --disable-usage-stats
+    ;;
+  join)
+    ray start --address="$2:$port" --disable-usage-stats
+    ;;
+  train)
+    gpus="$2"
+    shift 2
+    cd "$shared"
+    # One rollout worker for each rank; shards within a node, copies across nodes (HSDP) where a
+    # node has 8 GPUs: actor.shard_size=8.
+    exec agentrl train --env code_sandbox cluster=ray cluster.address=auto \
+      cluster.gpus="$gpus" rollout.workers="$gpus" \
+      model.path=Qwen/Qwen3-0.6B trainer.run_dir="$shared/runs/several-nodes" "$@"
+    ;;
+  *)
+    echo "usage: $0 head | join HEAD_ADDRESS | train GPUS [KEY=VALUE]..." >&2
+    exit 2
+    ;;
+esac

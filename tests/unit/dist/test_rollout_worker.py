@@ -171,7 +171,8 @@ def test_relative_names_mean_the_same_in_a_process_that_starts_elsewhere(tmp_pat
     code = (
         "import sys, pickle; setup = pickle.loads(sys.stdin.buffer.read()); setup.apply()\n"
         "import os, only_there, torch\n"
-        "print(open('data.txt').read(), only_there.VALUE, torch.get_num_threads(), os.environ['AGENTRL_X'])"
+        "print(open('data.txt').read(), only_there.VALUE, torch.get_num_threads())\n"
+        "print(os.environ['AGENTRL_X'])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
