@@ -17,6 +17,7 @@ from agentrl.dist.config import (
     Schedule,
 )
 from agentrl.dist.layout import layout_problems
+from agentrl.dist.lora_checks import lora_problems
 
 LOCAL, RAY = "local", "ray"
 _MAX_STEPS = 10**9
@@ -122,6 +123,7 @@ class SFTConfig(OptimizerConfig):
         for name in ("lr", "weight_decay", "grad_clip"):
             if not (0 <= (value := getattr(self, name)) < math.inf):
                 yield f"{name}={value}: must be a finite number of at least 0"
+        yield from lora_problems(self.lora)
         if self.cluster not in (LOCAL, RAY):
             yield f"cluster={self.cluster!r}: write {LOCAL} or {RAY}"
         elif self.cluster == LOCAL and (self.ranks != 1 or self.address or self.gpus_per_rank):
