@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,12 +14,12 @@ from typing import Any
 from agentrl.agent.renderer import Renderer
 from agentrl.config.cluster import REWARD_MODEL, placement_of, rollout_share
 from agentrl.config.schema import Config
-from agentrl.dist.config import PoolConfig
 from agentrl.dist.engine import TrainEngine
-from agentrl.dist.placement import DEFAULT_POOL
+from agentrl.dist.placement import NodeResources, capacity_problems, plan_pools
 from agentrl.dist.rollout_pool import RolloutPool
 from agentrl.dist.rollout_worker import ProcessSetup
 from agentrl.dist.weight_sync.config import WeightSyncConfig
+from agentrl.engines import roles_of
 from agentrl.errors import ConfigError
 from agentrl.model.blueprint import Blueprint
 from agentrl.model.load import LoadedModel
@@ -200,7 +200,7 @@ async def open_cluster(
         timeout_s=config.cluster.start_timeout_s,
     )
     async with AsyncExitStack() as stack:
-        stack.enter_context(cluster)
+        refuse_too_small(config, stack.enter_context(cluster))
         async with open_sandboxes(config.sandbox) as sandboxes:  # for demonstrations
             model = await open_policy(_on_cpu(config), plan.environments, sandboxes)
         fit(Renderer(model.tokenizer))
@@ -217,10 +217,30 @@ async def _end(opening: asyncio.Task[None], pool: RolloutPool) -> None:
     await pool.close()
 
 
+def refuse_too_small(config: Config, nodes: Sequence[NodeResources]) -> None:
+    """Refuse a cluster that has not got what the run takes, empty as it may be.
+
+    Raises:
+        ConfigError: says what is needed, and what there is.
+    """
+    share, workers = rollout_share(config), config.rollout.workers
+    pools = plan_pools(placement_of(config), roles_of(config))
+    problems = list(capacity_problems(pools, nodes, other_gpus=workers * share.gpus))
+    have = sum(node.cpus for node in nodes)
+    if not problems and cpus_needed(config) > have:
+        problems.append(
+            f"the run needs {cpus_needed(config)} CPUs, of which {workers} rollout.workers take "
+            f"cluster.cpus_per_rollout_worker={share.cpus:g} each, and the cluster has {have:g}; "
+            "lower one of them, or add nodes"
+        )
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
 def cpus_needed(config: Config) -> int:
     """Return the cores that a cluster must be able to reserve: those of ranks and workers."""
-    pools = {DEFAULT_POOL: PoolConfig()} | placement_of(config).pools  # there without being named
-    ranks = sum(pool.ranks * pool.cpus_per_rank for pool in pools.values())
+    pools = [item.pool for item in plan_pools(placement_of(config), roles_of(config))]
+    ranks = sum(pool.ranks * pool.cpus_per_rank for pool in pools)
     workers = config.rollout.workers * config.cluster.cpus_per_rollout_worker
     return int(-(-(ranks + workers) // 1))
 

@@ -26,6 +26,19 @@ from agentrl.telemetry.run_dir import RunDir
 from agentrl.train.open_critic import open_trunk
 from agentrl.train.reference import keep_reference
 
+
+def roles_of(config: Config) -> list[str]:
+    """Return the roles that a run places: with a training engine, or reward models in a pool."""
+    roles = ["actor"]
+    if uses_critic(config):
+        roles.append("critic")
+    if config.algo.kl.coef and not config.lora.rank:  # adapters left out are a reference as well
+        roles.append("reference")
+    if REWARD_MODEL in config.placement.roles:
+        roles.append(REWARD_MODEL)
+    return roles
+
+
 OpenGroup = Callable[[Config, PoolPlan, Sequence[EngineSpec]], WorkerGroup]
 
 
@@ -55,7 +68,8 @@ def engine_specs(
             **common,
         )
     }
-    if uses_critic(config):
+    roles = roles_of(config)
+    if "critic" in roles:
         specs["critic"] = EngineSpec(
             role="critic",
             model=open_trunk(critic, model),
@@ -64,7 +78,7 @@ def engine_specs(
             total_updates=plan.num_steps * critic.epochs * critic.updates_per_step,
             **common,
         )
-    if config.algo.kl.coef and not config.lora.rank:  # adapters left out are a reference as well
+    if "reference" in roles:
         folder = keep_reference(model, run_dir.path, resumed=config.trainer.resume is not None)
         specs["reference"] = EngineSpec(
             role="reference",
@@ -98,8 +112,7 @@ def _open(
     config: Config, specs: Mapping[str, EngineSpec], stack: AsyncExitStack, open_group: OpenGroup
 ) -> dict[str, GroupEngine]:
     engines: dict[str, GroupEngine] = {}
-    placed = [role for role in (REWARD_MODEL,) if role in config.placement.roles]
-    for pool in plan_pools(placement_of(config), [*specs, *placed]):
+    for pool in plan_pools(placement_of(config), roles_of(config)):
         roles = [role for role in pool.roles if role in specs]
         if not roles:
             continue  # of reward models, which those who play ask

@@ -1,29 +1,58 @@
+"""What a run asks of a cluster, before anything of it starts."""
+
 from __future__ import annotations
 
 import pytest
 
-from agentrl.cluster import cpus_needed
+from agentrl.cluster import cpus_needed, refuse_too_small
 from agentrl.config.load import load
+from agentrl.dist.placement import NodeResources
+from agentrl.errors import ConfigError
+
+RAY = ["env.id=guess_number", "cluster=ray"]
+
+
+def node(cpus: float, gpus: float) -> NodeResources:
+    return NodeResources(name="n", cpus=cpus, gpus=gpus)
 
 
 @pytest.mark.parametrize(
-    ("settings", "cores"),
+    ("overrides", "nodes", "message"),
     [
-        ([], 2),
-        (["rollout.workers=3"], 4),
-        (["placement.pools.train.ranks=2"], 3),
-        (["placement.pools.train.ranks=2", "placement.pools.train.cpus_per_rank=1.5"], 4),
-        # The pool that trains is there without being named.
+        (["rollout.workers=3"], [node(3, 0)], "needs 4 CPUs.*3 rollout.workers.*has 3"),
+        (["cluster.gpus=2"], [node(8, 1)], "GPU.*has 1"),
         (
-            [
-                "placement.pools.judge.ranks=2",
-                "placement.roles.reward_model=judge",
-                "reward.parts=[{id: hf_classifier, kwargs: {model: some/model}}]",
-            ],
-            4,
+            ["cluster.gpus=1", "cluster.gpus_per_rollout_worker=1"],
+            [node(8, 1)],
+            "rollouts 1.*has 1",
         ),
+        (["placement.pools.train.cpus_per_rank=4"], [node(3, 0), node(3, 0)], "no node has 4 CPUs"),
     ],
 )
-def test_a_cluster_of_ones_own_has_room_for_every_process(settings: list[str], cores: int) -> None:
-    config = load(["env.id=guess_number", "cluster=ray", *settings])
-    assert cpus_needed(config) == cores
+def test_a_cluster_that_is_too_small_is_refused_with_the_numbers(
+    overrides: list[str], nodes: list[NodeResources], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        refuse_too_small(load([*RAY, *overrides]), nodes)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "nodes"),
+    [
+        (["rollout.workers=2"], [node(3, 0)]),
+        (["cluster.gpus=2", "rollout.workers=2"], [node(4, 1), node(4, 1)]),
+        (["cluster.gpus=1", "cluster.gpus_per_rollout_worker=1"], [node(2, 2)]),
+    ],
+)
+def test_one_that_suffices_is_not(overrides: list[str], nodes: list[NodeResources]) -> None:
+    refuse_too_small(load([*RAY, *overrides]), nodes)
+
+
+def test_cpus_count_ranks_of_all_pools_and_workers() -> None:
+    assert cpus_needed(load(RAY)) == 2
+    more = [
+        "placement.pools.train.ranks=2",
+        "rollout.workers=3",
+        "cluster.cpus_per_rollout_worker=.5",
+    ]
+    assert cpus_needed(load([*RAY, *more])) == 4
