@@ -32,7 +32,7 @@ pytest.importorskip("ray")
 from agentrl.dist.ray_cluster import ray_cluster
 
 SOAK = os.environ.get("AGENTRL_SOAK") == "1"
-pytestmark = [pytest.mark.xdist_group("training"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.xdist_group("training"), pytest.mark.timeout(3600 if SOAK else 300)]
 
 QUIET = "telemetry={trackers: [], report: false, quiet: true}"
 SMALL = [
