@@ -21,15 +21,13 @@ import torch
 from marked_processes import MARK, RAYS_OWN, marked, wait_until_gone
 
 from agentrl.config.load import load
+from agentrl.dist.ray_cluster import ray_cluster
 from agentrl.errors import WorkerLost
 from agentrl.launch import open_trainer
 from agentrl.resume import resumed_config
 from agentrl.telemetry.run_dir import RunDir
 from agentrl.train.open_model import open_run_model
 from agentrl.train.trainer import Trainer
-
-pytest.importorskip("ray")
-from agentrl.dist.ray_cluster import ray_cluster
 
 SOAK = os.environ.get("AGENTRL_SOAK") == "1"
 pytestmark = [pytest.mark.xdist_group("training"), pytest.mark.timeout(3600 if SOAK else 300)]

@@ -104,7 +104,6 @@ def test_an_export_that_fails_leaves_no_model(
 
 
 def test_adapters_come_out_merged(tmp_path: Path) -> None:
-    pytest.importorskip("peft")
     data = _file(tmp_path / "a.jsonl")
     _tune(data, tmp_path / "start", "lr=0")
     _tune(data, tmp_path / "out", "lora.rank=4", "lr=1e-2", model=str(tmp_path / "start"))
@@ -145,7 +144,6 @@ def test_settings_are_refused_by_name(item: str) -> None:
 
 @pytest.mark.timeout(120)
 def test_two_ranks_on_ray_end_as_one_process(tmp_path: Path) -> None:
-    pytest.importorskip("ray")
     data = _file(tmp_path / "a.jsonl")
     one = _tune(data, tmp_path / "one")
     two = _tune(data, tmp_path / "two", "cluster=ray", "ranks=2")

@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import torch
+from ray import cloudpickle
+from ray.util.placement_group import placement_group_table
 
 from agentrl.algo.loss import PolicyLoss
 from agentrl.algo.policy_losses import Vanilla
@@ -26,13 +29,9 @@ from agentrl.errors import CheckpointError, ConfigError, WorkerError, WorkerLost
 from agentrl.model.load import LoadedModel
 from agentrl.testing.tokenizer import make_tokenizer
 
-ray = pytest.importorskip("ray")
-
-from ray.util.placement_group import placement_group_table  # noqa: E402
-
-from agentrl.dist.ray_cluster import ray_cluster  # noqa: E402
-from agentrl.dist.ray_group import RayOptions, RayWorkerGroup  # noqa: E402
-from agentrl.dist.ray_transport import store  # noqa: E402
+from agentrl.dist.ray_cluster import ray_cluster
+from agentrl.dist.ray_group import RayOptions, RayWorkerGroup
+from agentrl.dist.ray_transport import store
 
 from . import group_workers  # noqa: E402
 from .group_workers import FakeBuilder, Probe, SumLoss  # noqa: E402
@@ -46,9 +45,9 @@ def cluster() -> Iterator[None]:
     os.environ["NCCL_DEBUG"] = "WARN"
     with ray_cluster(num_cpus=3, object_store_bytes=200 << 20) as nodes:
         assert [node.cpus for node in nodes] == [3.0]
-        ray.cloudpickle.register_pickle_by_value(group_workers)
+        cloudpickle.register_pickle_by_value(group_workers)
         yield
-        ray.cloudpickle.unregister_pickle_by_value(group_workers)
+        cloudpickle.unregister_pickle_by_value(group_workers)
     assert not ray.is_initialized()
 
 

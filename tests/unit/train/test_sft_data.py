@@ -5,6 +5,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from agentrl.agent.renderer import Renderer
@@ -190,12 +192,10 @@ def test_weights_of_a_file_and_other_columns(tmp_path: Path) -> None:
 
 
 def test_parquet_with_schemas_as_text_and_empty_fields(tmp_path: Path) -> None:
-    table = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     tool = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
     messages = [{"role": m["role"], "content": m["content"], "name": None} for m in TALK]
     rows = {"messages": [messages], "tools": [json.dumps([tool])]}
-    parquet.write_table(table.table(rows), tmp_path / "a.parquet")
+    pyarrow.parquet.write_table(pyarrow.table(rows), tmp_path / "a.parquet")
     (talk,) = load_conversations(str(tmp_path / "a.parquet"))
     assert list(talk.messages) == TALK and list(talk.tools) == [tool]
 
