@@ -25,6 +25,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from agentrl.dist.config import Precision
 from agentrl.dist.layers import decoder_layers
 from agentrl.errors import AgentRLError, ModelError
+from agentrl.model.load import quiet_transformers
 
 try:
     from torch.nn.attention.varlen import varlen_attn
@@ -124,7 +125,7 @@ def _on_meta(config: Any, dtype: torch.dtype) -> Any:
     # Registered without a mask: transformers then builds none, which would need values.
     AttentionInterface.register(_ATTENTION, _attention)
     try:
-        with torch.device("meta"):
+        with quiet_transformers(), torch.device("meta"):
             return AutoModelForCausalLM.from_config(
                 copy.deepcopy(config), dtype=dtype, attn_implementation=_ATTENTION
             ).eval()

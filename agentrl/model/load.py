@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -27,6 +28,7 @@ from agentrl.errors import ConfigError, ModelError
 from agentrl.model.gguf import converted
 
 HUB_TIMEOUT_S = 5.0
+_BUILDING = threading.RLock()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -291,7 +293,18 @@ def _check(loaded: LoadedModel) -> None:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Keep advice, retries and progress bars of transformers off the terminal."""
+    """Build or read a model: one thread at a time, without advice and progress bars.
+
+    While transformers builds a model it replaces functions of its own and of torch for the whole
+    process, such as the one that ties embeddings. Two threads that overlapped would put each
+    other's replacement back, for good.
+    """
+    with _BUILDING, _quiet():
+        yield
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
     hub = logging.getLogger("huggingface_hub")
     hub_level = hub.level
     hub.setLevel(logging.ERROR)

@@ -155,14 +155,17 @@ class HFClassifier:
         import torch
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+        from agentrl.model.load import quiet_transformers
+
         source = self._source
         if Path(source).expanduser().is_dir():
             source = str(Path(source).expanduser())
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(source)
-            model, report = AutoModelForSequenceClassification.from_pretrained(
-                source, dtype=getattr(torch, self._dtype), output_loading_info=True
-            )
+            with quiet_transformers():
+                self._tokenizer = AutoTokenizer.from_pretrained(source)
+                model, report = AutoModelForSequenceClassification.from_pretrained(
+                    source, dtype=getattr(torch, self._dtype), output_loading_info=True
+                )
         except (OSError, ValueError, RuntimeError, ImportError) as error:
             raise ConfigError(
                 f"{where} cannot be loaded: {type(error).__name__}: {error}"

@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "model": BASE,
     "data": BASE,
     "agent": BASE | {"env", "tool", "sandbox"},
-    "reward": BASE | {"agent", "env", "tool", "sandbox"},
+    "reward": BASE | {"agent", "env", "tool", "sandbox", "model"},
     "rollout": BASE | {"agent", "model", "env", "tool", "sandbox", "reward"},
     "algo": BASE | {"batch"},
     "dist": BASE | {"algo", "batch", "rollout", "model"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
@@ -266,3 +267,12 @@ def test_weights_of_another_model_are_refused(saved: Path, damage: str) -> None:
         weights["model.norm.weight"] = torch.zeros(3)
     with pytest.raises(ModelError, match="do not fit the configuration"):
         load_with_weights(saved, weights, device="cpu")
+
+
+def test_models_that_are_loaded_at_once_keep_their_tied_embeddings(saved: Path) -> None:
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        loaded = list(pool.map(lambda _: load_model(str(saved), device="cpu"), range(12)))
+    later = load_model(str(saved), device="cpu")
+    for found in (*loaded, later):
+        model = found.model
+        assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
