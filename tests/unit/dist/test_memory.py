@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
-from agentrl.algo.loss import SupervisedLoss
+from agentrl.algo.loss import PolicyLoss, SupervisedLoss
+from agentrl.algo.policy_losses import Vanilla
 from agentrl.batch import Batch
 from agentrl.dist.config import EngineConfig, Offload, Precision, Recompute
 from agentrl.dist.engines.fsdp import FSDPEngine
@@ -93,9 +94,15 @@ def test_an_update_takes_what_was_planned(family: str, vocab: int, recompute: Re
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     engine = FSDPEngine(model, None, settings, ranks=Ranks.single("cpu"), deterministic=False)
     batch = _batch(16, 128, vocab)  # two micro-batches: gradients of the first are there already
+    num_trained = int(batch.tokens["loss_mask"].sum())
+    loss = PolicyLoss(
+        token_loss=Vanilla(), num_tokens=num_trained
+    )  # asks for entropies, as runs do
+    for name in ("advantages", "old_logprobs"):
+        batch.tokens[name] = torch.zeros(batch.num_tokens)
     with LiveBytes() as live:
         for _ in range(2):
-            engine.train_mini_batch(batch, SupervisedLoss(), tokens_per_micro_batch=tokens)
+            engine.train_mini_batch(batch, loss, tokens_per_micro_batch=tokens)
     plan = plan_model(_need(shape=model_shape(config), settings=settings), memory_bytes=None)
     planned = sum(plan.working["update actor"].values()) + plan.standing[OPTIMIZER]
     assert LEAST <= planned / live.peak <= MOST
