@@ -19,6 +19,7 @@ from agentrl.reward.run import open_reward
 from agentrl.reward.service import ScoringService
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.engines import engine_registry
+from agentrl.rollout.engines.build import EngineSetup
 from agentrl.rollout.groups import GroupPlan, GroupRunner
 from agentrl.rollout.producer import RunGroup
 from agentrl.rollout.stage import Stage, open_stage
@@ -123,12 +124,12 @@ async def open_playground(
             )
         )
         model = served or await open_policy(config, environments, sandboxes)
-        engine = engine_registry.get(config.rollout.engine.id)(
-            model.model if served is not None else copy.deepcopy(model.model),
-            max_context=config.rollout.max_context_tokens,
+        setup = EngineSetup(
+            model=model.model if served is not None else copy.deepcopy(model.model),
+            rollout=config.rollout,
             deterministic=config.trainer.deterministic,
-            kwargs=config.rollout.engine.kwargs,
         )
+        engine = engine_registry.get(config.rollout.engine.id)(setup)
         await engine.start()
         stack.push_async_callback(engine.close)
         renderer = Renderer(model.tokenizer)

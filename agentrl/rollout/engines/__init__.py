@@ -1,12 +1,16 @@
-"""Rollout engines by name: ``(model, *, max_context, deterministic, kwargs) -> RolloutEngine``."""
+"""Rollout engines by name: :class:`~agentrl.rollout.engines.build.EngineSetup` -> engine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from agentrl.registry import Registry
 from agentrl.rollout.engine import RolloutEngine
 
-engine_registry: Registry[Callable[..., RolloutEngine]] = Registry(
+if TYPE_CHECKING:
+    from agentrl.rollout.engines.build import EngineSetup
+
+engine_registry: Registry[Callable[[EngineSetup], RolloutEngine]] = Registry(
     "rollout engine", "agentrl.engines", {"hf": "agentrl.rollout.engines.build:build_hf"}
 )
