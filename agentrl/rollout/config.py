@@ -77,6 +77,19 @@ class RolloutConfig(LoopLimits):
     workers: int = 1
     """Processes that play episodes, each with an engine, environments, tools and sandboxes of its
     own; more than one needs ``cluster=ray``."""
+    replicas_per_gpu: int = 1
+    """Engines that each of these processes runs on its device. Two are faster than one for models
+    below a billion parameters, where the engine's own CPU side is the limit; ``rollout=hf`` has
+    one."""
+    tensor_parallel: int = 1
+    """GPUs that one engine is split over."""
+    gpu_memory_fraction: float = 0.4
+    """Of a GPU's memory that all engines on it take together: weights, KV cache and workspaces.
+    ``rollout=hf`` takes what its slots need."""
+    sleep_level: int | None = None
+    """What engines on a GPU that also trains give up while it does: 0 nothing, 1 the KV cache (the
+    weights move to host memory), 2 the weights too, which the next weight sync brings back. None: 2
+    where engine and training do not fit beside each other, else 0."""
 
     def __post_init__(self) -> None:
         """Leave the limits to ``validate``, which names every problem of a run at once."""
