@@ -25,6 +25,7 @@ message, so that it can cross a process boundary).
     │   └── RewardServiceError     a judge or reward model could not be reached, retries spent
     ├── RenderError            a chat template that the renderer cannot follow exactly
     ├── EngineError            a rollout engine refused or lost a request
+    │   └── EngineLost             its process is gone, and what it was generating with it
     ├── WorkerError            a rank of a worker group failed, with its own traceback
     │   ├── WorkerLost             its process is gone
     │   └── WorkerTimeout          it did not answer before its deadline; with every rank's stack
@@ -110,6 +111,10 @@ class RenderError(AgentRLError):
 
 class EngineError(AgentRLError):
     """A rollout engine refused or lost a request."""
+
+
+class EngineLost(EngineError):
+    """The process of a rollout engine is gone; what it was generating is lost."""
 
 
 class WorkerError(AgentRLError):

@@ -116,6 +116,9 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     seed: int = 0
     """63 bits. Token ``i`` is a pure function of (logits, seed, i): arrival order is irrelevant."""
+    first_index: int = 0
+    """Number ``i`` of the first token that is sampled: a turn that continues after ``n`` tokens,
+    which then stand at the end of the prompt, says ``n``."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -138,6 +141,9 @@ class Generation:
     policy_version: list[int]
     stop_reason: StopReason
     """``STOP``, ``LENGTH`` or ``ABORT``."""
+    num_cached_tokens: int | None = None
+    """Tokens of the prompt whose keys and values the engine still had; None where it does not
+    say."""
 
 
 class GenerateFn(Protocol):

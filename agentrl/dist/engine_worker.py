@@ -14,9 +14,9 @@ from agentrl.dist.dispatch import Collective, DataParallel, OneToAll
 from agentrl.dist.engine import LossFn, TrainEngine
 from agentrl.dist.lora import AdaptedEngine, WithoutAdapters
 from agentrl.dist.ranks import Ranks
-from agentrl.dist.weight_sync.buckets import Bucket
 from agentrl.dist.weight_sync.shipment import Shipment, ship
 from agentrl.dist.worker import Worker, register
+from agentrl.weights.buckets import Bucket
 
 COMPUTE_TIMEOUT_S = 3600.0
 """Deadline of a pass over a mini-batch or a step's batch."""

@@ -12,10 +12,10 @@ from torch import Tensor
 from agentrl.batch import Batch
 from agentrl.dist.engine import LossFn
 from agentrl.dist.engine_worker import STATE_TIMEOUT_S
-from agentrl.dist.weight_sync.buckets import Bucket
 from agentrl.dist.weight_sync.shipment import Shipment
 from agentrl.dist.worker_group import WorkerGroup
 from agentrl.errors import CheckpointError
+from agentrl.weights.buckets import Bucket
 
 _POLL_S = 0.05
 _EXPORT_BYTES = 256 << 20

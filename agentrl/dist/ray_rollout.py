@@ -18,10 +18,11 @@ from ray.exceptions import (
 )
 
 from agentrl.dist.rollout_worker import OpenHost, ProcessSetup, RolloutWorker
-from agentrl.dist.weight_sync.shipment import ServedWeights, Shipment
+from agentrl.dist.weight_sync.shipment import Shipment
 from agentrl.errors import AgentRLError, WorkerError, WorkerLost
 from agentrl.rollout.tasks import Dispatch
 from agentrl.types import TrajectoryGroup
+from agentrl.weights.served import ServedWeights
 
 CLOSE_TIMEOUT_S = 30.0
 """For a worker to close environments, tools and sandboxes before its process is ended."""

@@ -18,8 +18,8 @@ from torch import Tensor
 from agentrl.batch import Batch, RowView, tensor_from_array, tensor_to_array
 from agentrl.dist.dispatch import Call, Handle, Shard
 from agentrl.dist.stored_model import StoredModel, store_model
-from agentrl.dist.weight_sync.buckets import Bucket
 from agentrl.model.load import LoadedModel
+from agentrl.weights.buckets import Bucket
 
 FETCH_TIMEOUT_S = 600.0
 """For what is in the store to arrive from another node."""

@@ -13,10 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agentrl.dist.weight_sync.shipment import ServedWeights, Shipment, refuse_other_weights
+from agentrl.dist.weight_sync.shipment import Shipment
 from agentrl.errors import EngineError, WorkerLost, WorkerTimeout
 from agentrl.rollout.tasks import Dispatch
 from agentrl.types import TrajectoryGroup
+from agentrl.weights.served import ServedWeights, refuse_other_weights
 
 logger = logging.getLogger(__name__)
 

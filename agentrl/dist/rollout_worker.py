@@ -17,13 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from agentrl.dist.weight_sync.buckets import Bucket, unpack
-from agentrl.dist.weight_sync.checksum import checksums
-from agentrl.dist.weight_sync.shipment import ServedWeights
 from agentrl.errors import ConfigError, EngineError, TrainingError
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.tasks import Dispatch
 from agentrl.types import TrajectoryGroup
+from agentrl.weights.buckets import Bucket, unpack
+from agentrl.weights.served import ServedWeights
 
 
 class RolloutHost(Protocol):
@@ -126,10 +125,7 @@ class RolloutWorker:
         ready: asyncio.Future[RolloutHost] = asyncio.get_running_loop().create_future()
         self._serving = asyncio.create_task(self._serve(ready), name="rollout-host")
         self._host = await ready
-        return {
-            name: str(value.dtype).removeprefix("torch.")
-            for name, value in self._host.engine.named_weights()
-        }
+        return {spec.name: spec.dtype for spec in self._host.engine.weight_specs()}
 
     async def _serve(self, ready: asyncio.Future[RolloutHost]) -> None:
         """Hold the host open: one task enters and leaves it."""
@@ -171,10 +167,9 @@ class RolloutWorker:
         Raises:
             EngineError: a tensor is missing, unknown, of another shape, or not finite.
         """
-        engine = self._started().engine
-        await engine.update_weights(unpack(buckets), version)
+        served = await self._started().engine.update_weights(unpack(buckets), version)
         self._has_weights = True
-        return ServedWeights(version=engine.policy_version, sums=checksums(engine.named_weights()))
+        return served
 
     async def sleep(self) -> None:
         """Give the device to the training engine."""

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from agentrl.dist.weight_sync.buckets import Bucket, unpack
 from agentrl.dist.weight_sync.shipment import Shipment, ship
 from agentrl.model.blueprint import Blueprint
 from agentrl.model.load import LoadedModel
+from agentrl.weights.buckets import Bucket, unpack
 
 _BUCKET_BYTES = 256 << 20
 

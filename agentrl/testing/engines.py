@@ -53,18 +53,21 @@ class FakeEngine:
             await asyncio.sleep(self._delay_s)
         sampling = request.sampling
         source = random.Random(sampling.seed)
-        ids: list[int] = []
         stops = sampling.stop_token_ids
+        ids: list[int] = []
+        logprobs: list[float] = []
         reason = StopReason.LENGTH
-        while len(ids) < sampling.max_tokens:
-            if stops and source.random() < 1.0 / self._mean_tokens:
-                ids.append(stops[0])
-            else:
-                ids.append(source.choice(self._choices))
-            if ids[-1] in stops:
+        for index in range(sampling.first_index + sampling.max_tokens):
+            stop = bool(stops) and source.random() < 1.0 / self._mean_tokens
+            token = stops[0] if stop else source.choice(self._choices)
+            logprob = -source.random()
+            if index < sampling.first_index:  # was sampled before
+                continue
+            ids.append(token)
+            logprobs.append(logprob)
+            if token in stops:
                 reason = StopReason.STOP
                 break
-        logprobs = [-source.random() for _ in ids]
         return self._generation(ids, logprobs, reason)
 
     async def end_session(self, session_id: str) -> None:

@@ -30,9 +30,10 @@ ALLOWED: dict[str, set[str]] = {
     "data": BASE,
     "agent": BASE | {"env", "tool", "sandbox"},
     "reward": BASE | {"agent", "env", "tool", "sandbox", "model"},
-    "rollout": BASE | {"agent", "model", "env", "tool", "sandbox", "reward"},
+    "weights": BASE,
+    "rollout": BASE | {"weights", "agent", "model", "env", "tool", "sandbox", "reward"},
     "algo": BASE | {"batch"},
-    "dist": BASE | {"algo", "batch", "rollout", "model"},
+    "dist": BASE | {"algo", "batch", "rollout", "model", "weights"},
     "telemetry": BASE | {"batch"},
     "testing": BASE
     | {"env", "tool", "sandbox", "agent", "rollout", "model", "telemetry", "batch", "algo"},

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 
+import torch
+
 from agentrl.dist.engine import TrainEngine
-from agentrl.dist.weight_sync.checksum import checksums, differences
-from agentrl.errors import EngineError
 from agentrl.rollout.engine import RolloutEngine
+from agentrl.weights.checksum import checksums
+from agentrl.weights.served import ServedWeights, refuse_other_weights
 
 
 class InprocWeightSync:
@@ -28,29 +30,15 @@ class InprocWeightSync:
                 that they are of another version.
         """
         start = time.perf_counter()
-        await rollout_engine.update_weights(train_engine.export_params(), version)
-        if rollout_engine.policy_version != version:
-            raise EngineError(
-                f"stale policy: after publishing version {version} the engine says it samples "
-                f"version {rollout_engine.policy_version}"
-            )
-        served, num_bytes = {}, 0
-        dtypes = {}
-        for name, value in rollout_engine.named_weights():
-            dtypes[name] = value.dtype
-            num_bytes += value.numel() * value.element_size()
-            served |= checksums([(name, value)])
-        sent = checksums(
-            (name, value.to(dtypes.get(name, value.dtype)))
-            for name, value in train_engine.export_params()
-        )
-        wrong = differences(sent, served)
-        if wrong:
-            raise EngineError(
-                f"scrambled policy: after publishing version {version}, {len(wrong)} of "
-                f"{len(sent)} tensors are served otherwise than they were sent, "
-                f"the first {wrong[0]!r}; sampling from them would train another policy"
-            )
+        served = await rollout_engine.update_weights(train_engine.export_params(), version)
+        dtypes = {spec.name: getattr(torch, spec.dtype) for spec in rollout_engine.weight_specs()}
+        num_bytes, sums = 0, {}
+        for name, value in train_engine.export_params():
+            cast = value.to(dtypes.get(name, value.dtype))
+            num_bytes += cast.nbytes
+            sums |= checksums([(name, cast)])
+        sent = ServedWeights(version=version, sums=sums)
+        refuse_other_weights(sent, served, where="the engine")
         return {
             "weight_sync/seconds": time.perf_counter() - start,
             "weight_sync/bytes": float(num_bytes),

@@ -13,8 +13,8 @@ import ray
 
 from agentrl.dist.engine import TrainEngine
 from agentrl.dist.group_engine import GroupEngine
-from agentrl.dist.weight_sync.buckets import Bucket
 from agentrl.dist.weight_sync.shipment import Shipment, ship
+from agentrl.weights.buckets import Bucket
 
 
 def ship_to_store(
@@ -26,7 +26,7 @@ def ship_to_store(
 
     Args:
         version: of the weights.
-        bucket_bytes, dtypes: see :func:`~agentrl.dist.weight_sync.buckets.pack`.
+        bucket_bytes, dtypes: see :func:`~agentrl.weights.buckets.pack`.
     """
     given = {"version": version, "bucket_bytes": bucket_bytes, "dtypes": dict(dtypes)}
     if isinstance(actor, GroupEngine):

@@ -28,14 +28,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from agentrl.errors import AgentRLError, EngineError
+from agentrl.errors import AgentRLError, EngineError, EngineLost
 from agentrl.rollout.engines.config import HFEngineConfig
 from agentrl.rollout.engines.hf_checks import check_config, check_request
 from agentrl.rollout.engines.hf_decoder import StaticDecoder
@@ -46,6 +46,8 @@ from agentrl.rollout.engines.hf_sessions import SessionTable
 from agentrl.rollout.engines.hf_shapes import ShapePlan, candidates, probe
 from agentrl.rollout.engines.hf_weights import refusal
 from agentrl.types import GenerateRequest, Generation
+from agentrl.weights.checksum import checksums
+from agentrl.weights.served import ServedWeights, WeightSpec
 
 SMALL_MODEL_PARAMETERS = 5_000_000
 """Below this one thread is faster than two: the operations are shorter than a hand-over."""
@@ -143,6 +145,13 @@ class HFEngine:
             raise EngineError("the engine is not started; await engine.start() first")
         return self._scheduler
 
+    async def check_health(self) -> None:
+        """See :class:`~agentrl.rollout.engine.RolloutEngine`; what broke the loop is the cause."""
+        if self._failure is not None:
+            raise EngineLost(str(self._failure)) from self._failure
+        if self._closed or self._scheduler is None:
+            raise EngineLost("the engine is not running: it was closed, or never started")
+
     async def close(self) -> None:
         """Fail unfinished requests and stop. Idempotent."""
         if self._closed:
@@ -223,9 +232,22 @@ class HFEngine:
 
     # ------------------------------------------------------------------ weights, sleep
 
+    def weight_specs(self) -> Sequence[WeightSpec]:
+        """Return the tensors that are served, under the module's names."""
+        self._running()
+        assert self._runner is not None
+        return [
+            WeightSpec(
+                name=name,
+                shape=tuple(value.shape),
+                dtype=str(value.dtype).removeprefix("torch."),
+            )
+            for name, value in self._runner.named_weights()
+        ]
+
     async def update_weights(
         self, params: Iterable[tuple[str, torch.Tensor]], version: int
-    ) -> None:
+    ) -> ServedWeights:
         """Replace the weights in place and drop every cache.
 
         Requests that arrive meanwhile wait and are served by the new weights.
@@ -233,6 +255,9 @@ class HFEngine:
         Args:
             params: all parameters under the module's names; tied ones once (or equal).
             version: what ``policy_version`` is afterwards.
+
+        Returns:
+            what is served afterwards.
 
         Raises:
             EngineError: a tensor is missing, unknown, of another shape, or not finite (the old
@@ -247,17 +272,12 @@ class HFEngine:
             self._runner.assign(params)
             scheduler.drop_cache()
             self.policy_version = scheduler.policy_version = version
+            return ServedWeights(version=version, sums=checksums(self._runner.named_weights()))
         finally:
             self._gate.set()
 
-    def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the weights that are served under the module's names, to compare after a sync."""
-        self._running()
-        assert self._runner is not None
-        return self._runner.named_weights()
-
-    async def sleep(self) -> None:
-        """Free the cache; weights stay.
+    async def sleep(self, level: int = 1) -> None:
+        """Free the cache; weights stay, at either level.
 
         Raises:
             EngineError: a request is unfinished.

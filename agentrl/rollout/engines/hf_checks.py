@@ -75,6 +75,8 @@ def _check_sampling(sampling: SamplingParams, who: str) -> None:
         wrong.append(f"top_k={sampling.top_k} (0 or more)")
     if not 0 <= sampling.seed < 2**63:
         wrong.append(f"seed={sampling.seed} (0 to 2**63 - 1)")
+    if sampling.first_index < 0:
+        wrong.append(f"first_index={sampling.first_index} (0 or more)")
     if any(token < 0 for token in sampling.stop_token_ids):
         wrong.append(f"stop_token_ids={sampling.stop_token_ids} (0 or more)")
     if wrong:

@@ -24,6 +24,8 @@ class DecodeRows:
         """Where it goes."""
         self.num_done = np.zeros(num_rows, np.int64)
         """Tokens sampled so far."""
+        self.first_index = np.zeros(num_rows, np.int64)
+        """Number of the first of them within its turn."""
         self.max_tokens = np.zeros(num_rows, np.int64)
         self.seed = np.zeros(num_rows, np.uint64)
         self.temperature = np.ones(num_rows, np.float32)
@@ -33,8 +35,8 @@ class DecodeRows:
         self.ids = np.zeros((num_rows, max_context), np.int64)
         self.logprobs = np.zeros((num_rows, max_context), np.float32)
         self._state = (
-            "active", "next_id", "position", "num_done", "max_tokens", "seed", "temperature",
-            "top_p", "top_k", "stops", "ids", "logprobs",
+            "active", "next_id", "position", "num_done", "first_index", "max_tokens", "seed",
+            "temperature", "top_p", "top_k", "stops", "ids", "logprobs",
         )  # fmt: skip
 
     def start(self, row: int, last_id: int, position: int, sampling: SamplingParams) -> None:
@@ -42,7 +44,7 @@ class DecodeRows:
         self.active[row] = True
         self.next_id[row], self.position[row] = last_id, position
         self.num_done[row], self.max_tokens[row] = 0, sampling.max_tokens
-        self.seed[row] = sampling.seed
+        self.first_index[row], self.seed[row] = sampling.first_index, sampling.seed
         self.temperature[row] = sampling.temperature
         self.top_p[row], self.top_k[row] = sampling.top_p, sampling.top_k
         num_stops = len(sampling.stop_token_ids)
@@ -67,7 +69,7 @@ class DecodeRows:
             top_p=np.where(idle, np.float32(1.0), self.top_p[:batch]),
             top_k=np.where(idle, 0, self.top_k[:batch]),
             seed=self.seed[:batch],
-            index=self.num_done[:batch].astype(np.uint64),
+            index=(self.first_index[:batch] + self.num_done[:batch]).astype(np.uint64),
         )
 
     def record(self, ids: np.ndarray, logprobs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -38,6 +38,8 @@ class Job:
     """Nobody waits for it any more."""
     start: int = 0
     """First position that prefill still has to write."""
+    num_cached: int = 0
+    """Prompt tokens whose keys and values were already there."""
     donor: Session | None = None
     """Session to copy a prefix from, once it is ready."""
 
@@ -159,6 +161,7 @@ class Scheduler:
             logprobs=logprobs,
             policy_version=[self.policy_version] * len(ids),
             stop_reason=reason or (StopReason.STOP if stopped else StopReason.LENGTH),
+            num_cached_tokens=job.num_cached,
         )
 
     # ------------------------------------------------------------------ prefill
@@ -182,6 +185,7 @@ class Scheduler:
             job.start = common_prefix(job.donor.tokens, job.session.tokens)
             self._table.copy(job.donor, job.session, job.start)
             job.donor = None
+        job.num_cached = job.start
         self.stats.reused += job.start
 
     def _begin_decode(self, job: Job) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from agentrl.dist.rollout_pool import RolloutPool
-from agentrl.dist.weight_sync.shipment import ServedWeights, Shipment
+from agentrl.dist.weight_sync.shipment import Shipment
 from agentrl.errors import ConfigError, EngineError, TrainingError, WorkerLost, WorkerTimeout
 from agentrl.rollout.tasks import Dispatch
 from agentrl.types import Task, TrajectoryGroup
+from agentrl.weights.served import ServedWeights
 
 pytestmark = pytest.mark.timeout(30)
 

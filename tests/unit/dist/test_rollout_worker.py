@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 
 from agentrl.dist.rollout_worker import ProcessSetup, RolloutWorker
-from agentrl.dist.weight_sync.shipment import refuse_other_weights, ship
+from agentrl.dist.weight_sync.shipment import ship
 from agentrl.errors import ConfigError, EngineError, TrainingError
 from agentrl.rollout.engines.config import HFEngineConfig
 from agentrl.rollout.engines.hf import HFEngine
 from agentrl.rollout.tasks import Dispatch
 from agentrl.testing.random_models import build
 from agentrl.types import Task, TrajectoryGroup
+from agentrl.weights.served import refuse_other_weights
 
 pytestmark = pytest.mark.timeout(60)
 DISPATCH = Dispatch(index=0, epoch=0, task=Task(id="t", data={}))

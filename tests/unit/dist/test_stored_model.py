@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from agentrl.dist.stored_model import store_model
-from agentrl.dist.weight_sync.buckets import Bucket
 from agentrl.model.load import LoadedModel
 from agentrl.testing.random_models import build
 from agentrl.testing.tokenizer import make_tokenizer
+from agentrl.weights.buckets import Bucket
 
 STORE: list[Bucket] = []
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -12,6 +12,8 @@ from agentrl.dist.engines.fsdp import FSDPEngine
 from agentrl.dist.ranks import Ranks
 from agentrl.dist.weight_sync.inproc import InprocWeightSync
 from agentrl.errors import EngineError
+from agentrl.weights.checksum import checksums
+from agentrl.weights.served import ServedWeights, WeightSpec
 
 Make = Callable[..., Any]
 Damage = Callable[[dict[str, torch.Tensor]], None]
@@ -29,15 +31,19 @@ class CopyingEngine:
 
     async def update_weights(
         self, params: Iterable[tuple[str, torch.Tensor]], version: int
-    ) -> None:
+    ) -> ServedWeights:
         self.weights = {name: value.to(self._dtype, copy=True) for name, value in params}
         if self._damage is not None:
             self._damage(self.weights)
         if not self.forget_version:
             self.policy_version = version
+        return ServedWeights(version=self.policy_version, sums=checksums(self.weights.items()))
 
-    def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        yield from self.weights.items()
+    def weight_specs(self) -> list[WeightSpec]:
+        return [
+            WeightSpec(name=n, shape=tuple(v.shape), dtype=str(v.dtype).removeprefix("torch."))
+            for n, v in self.weights.items()
+        ]
 
 
 def _publish(model: Any, engine: CopyingEngine, version: int = 3) -> dict[str, float]:

@@ -5,15 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from agentrl.dist.weight_sync.buckets import unpack
-from agentrl.dist.weight_sync.checksum import checksums
-from agentrl.dist.weight_sync.shipment import (
-    ServedWeights,
-    Shipment,
-    refuse_other_weights,
-    ship,
-)
+from agentrl.dist.weight_sync.shipment import Shipment, ship
 from agentrl.errors import EngineError
+from agentrl.weights.buckets import unpack
+from agentrl.weights.checksum import checksums
+from agentrl.weights.served import ServedWeights, refuse_other_weights
 
 PARAMS = [("a", torch.arange(6.0).view(2, 3)), ("b", torch.ones(5))]
 

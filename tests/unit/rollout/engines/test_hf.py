@@ -15,6 +15,7 @@ from agentrl.rollout.engines.config import HFEngineConfig
 from agentrl.rollout.engines.hf import HFEngine
 from agentrl.testing.random_models import BUILDERS, VOCAB, build
 from agentrl.types import GenerateRequest, Generation, SamplingParams, StopReason
+from agentrl.weights.checksum import checksums
 
 Body = Callable[[HFEngine], Awaitable[Any]]
 
@@ -265,10 +266,11 @@ def test_updated_weights_are_those_of_a_new_engine(name: str) -> None:
 
     async def update(engine: HFEngine) -> Generation:
         await engine.generate(request(prompt, "a"))
-        await engine.update_weights(trained(name), version=4)
-        assert engine.policy_version == 4
-        served = dict(engine.named_weights())
-        assert all(torch.equal(served[key], value) for key, value in trained(name))
+        served = await engine.update_weights(trained(name), version=4)
+        assert engine.policy_version == served.version == 4
+        assert served.sums == checksums(trained(name))
+        specs = {spec.name: (spec.shape, spec.dtype) for spec in engine.weight_specs()}
+        assert specs == {key: (tuple(v.shape), "float32") for key, v in trained(name)}
         return await engine.generate(request(prompt, "a", seed=9))
 
     async def fresh(engine: HFEngine) -> Generation:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.dist.weight_sync.checksum import checksum
+from agentrl.weights.checksum import checksum
 
 _ALIGNMENT = 64
 """Bytes; every tensor begins at a multiple, which suits any dtype and a cache line."""
@@ -60,7 +60,7 @@ def pack(
         params: read once, in order; only the tensors of one bucket are held at a time.
         bucket_bytes: a bucket is at most this large, unless one tensor alone is larger.
         dtypes: name -> dtype it is served in; what is not named keeps its own.
-        sums: gets the :func:`~agentrl.dist.weight_sync.checksum.checksum` of every tensor in the
+        sums: gets the :func:`~agentrl.weights.checksum.checksum` of every tensor in the
             dtype served, computed where the tensor lies.
     """
     pending: list[tuple[Slice, Tensor]] = []

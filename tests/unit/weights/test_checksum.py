@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-import agentrl.dist.weight_sync.checksum as module
-from agentrl.dist.weight_sync.checksum import checksum, checksums, differences
+import agentrl.weights.checksum as module
+from agentrl.weights.checksum import checksum, checksums
+from agentrl.weights.served import differences
 
 
 def _by_hand(values: torch.Tensor) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -33,8 +33,28 @@ def checksums(params: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
     return {name: checksum(value) for name, value in params}
 
 
-def differences(sent: Mapping[str, int], served: Mapping[str, int]) -> list[str]:
-    """Return the names that one side lacks or has with another checksum, sorted."""
-    return sorted(
-        name for name in sent.keys() | served.keys() if sent.get(name) != served.get(name)
-    )
+def checksum_slice(view: Tensor, full_shape: Sequence[int], starts: Sequence[int]) -> int:
+    """Return what a slice adds to the :func:`checksum` of the tensor it was cut from.
+
+    Slices that cover a tensor without overlap add up to its checksum modulo 2^64; see
+    :func:`wrapped_sum`.
+
+    Args:
+        view: the slice, of as many axes as the tensor.
+        full_shape: of the tensor.
+        starts: of the slice, along each axis.
+    """
+    places = torch.ones((), dtype=torch.int64, device=view.device)
+    stride = 1
+    for axis in reversed(range(view.dim())):
+        along = torch.arange(view.shape[axis], dtype=torch.int64, device=view.device)
+        along = (along + starts[axis]) * stride
+        places = places + along.view(-1, *[1] * (view.dim() - 1 - axis))
+        stride *= full_shape[axis]
+    bits = view.detach().contiguous().view(_INTEGERS[view.element_size()])
+    return int((bits.to(torch.int64) * places).sum())
+
+
+def wrapped_sum(parts: Iterable[int]) -> int:
+    """Add checksums of slices modulo 2^64; signed, as :func:`checksum` is."""
+    return (sum(parts) + 2**63) % 2**64 - 2**63

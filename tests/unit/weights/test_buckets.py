@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from agentrl.dist.weight_sync.buckets import Bucket, pack, unpack
-from agentrl.dist.weight_sync.checksum import checksum
+from agentrl.weights.buckets import Bucket, pack, unpack
+from agentrl.weights.checksum import checksum
 
 DTYPES = ("float32", "bfloat16", "float16", "int64", "uint8")
 
