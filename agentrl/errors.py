@@ -36,6 +36,11 @@ message, so that it can cross a process boundary).
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agentrl.types import Generation
+
 
 class AgentRLError(Exception):
     """Base of all errors raised on purpose by agentrl."""
@@ -115,6 +120,9 @@ class EngineError(AgentRLError):
 
 class EngineLost(EngineError):
     """The process of a rollout engine is gone; what it was generating is lost."""
+
+    partial: Generation | None = None
+    """What of a request had arrived before, where the engine streams."""
 
 
 class WorkerError(AgentRLError):
