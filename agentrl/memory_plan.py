@@ -23,7 +23,7 @@ from agentrl.dist.config import (
 )
 from agentrl.dist.machine import Gpu, gpus, host_memory
 from agentrl.dist.memory import plan_memory
-from agentrl.dist.memory_needs import Device, Memory, ModelNeed, Request, SamplerNeed
+from agentrl.dist.memory_needs import MASTER_BYTES, Device, Memory, ModelNeed, Request, SamplerNeed
 from agentrl.dist.memory_table import Planned, as_json, render
 from agentrl.dist.model_shape import ModelShape, model_shape
 from agentrl.dist.placement import DEFAULT_POOL, PoolPlan, plan_pools
@@ -48,7 +48,36 @@ _ROLLOUT_POOL = "rollout"
 
 
 def plan_run(config: Config) -> Planned:
-    """Plan the memory of a run. Reads the configuration of its models, and no weights."""
+    """Plan the memory of a run. Reads the configuration of its models, and no weights.
+
+    Engines on a GPU that trains too give it up meanwhile where ``rollout.sleep_level`` says so, or
+    says nothing and both do not fit beside each other.
+    """
+    if not shares_gpu(config) or config.rollout.sleep_level is not None:
+        return _plan(config, sleeps=shares_gpu(config) and bool(config.rollout.sleep_level))
+    awake = _plan(config, sleeps=False)
+    known = awake.plan is not None and all(
+        found.device.capacity is not None for found in awake.plan.devices
+    )
+    return awake if known and awake.refusal is None else _plan(config, sleeps=True)
+
+
+def sleep_level(config: Config, planned: Planned) -> int:
+    """Return what engines give up while training has their GPU; see ``rollout.sleep_level``."""
+    if config.rollout.sleep_level is not None:
+        return config.rollout.sleep_level if shares_gpu(config) else 0
+    sampler = None if planned.request is None else planned.request.sampler
+    return 2 if sampler is not None and sampler.sleeps else 0
+
+
+def shares_gpu(config: Config) -> bool:
+    """Whether engines sample on a GPU that trains too."""
+    if config.cluster.kind == RAY:
+        return rollout_share(config).shared
+    return wants_gpu(config) and bool(gpus())
+
+
+def _plan(config: Config, *, sleeps: bool) -> Planned:
     try:
         shapes = _Shapes(config)
         actor = shapes.of(config.model.path)
@@ -59,7 +88,7 @@ def plan_run(config: Config) -> Planned:
     if actor.kept is None:
         notes.append(f"activations are not planned: {actor.why_not}")
     models = list(_models(config, shapes, actor, on_gpu=bool(on_gpus), notes=notes))
-    sampler = _sampler(config, actor, notes)
+    sampler = _sampler(config, actor, notes, sleeps=sleeps, on_gpus=on_gpus)
     devices = list(_devices(config, models, sampler, on_gpus))
     request = Request(models=models, sampler=sampler, devices=devices)
     return Planned(request=request, plan=plan_memory(request), notes=tuple(notes))
@@ -228,30 +257,59 @@ def _reward_models(
         )
 
 
-def _sampler(config: Config, shape: ModelShape, notes: list[str]) -> SamplerNeed | None:
-    if config.rollout.engine.id != "hf":
-        notes.append(f"the rollout engine {config.rollout.engine.id!r} is not planned")
-        return None
-    known = {field.name for field in fields(HFEngineConfig)}
-    given = {k: v for k, v in config.rollout.engine.kwargs.items() if k in known}
-    settings: dict[str, Any] = {"max_context": config.rollout.max_context_tokens} | given
-    engine = HFEngineConfig(**settings)
+def _sampler(
+    config: Config, shape: ModelShape, notes: list[str], *, sleeps: bool, on_gpus: list[Gpu]
+) -> SamplerNeed | None:
+    kind = config.rollout.engine.id
     is_ray = config.cluster.kind == RAY
     share = rollout_share(config) if is_ray else None
     workers = config.rollout.workers if is_ray else 1
     ranks = placement_of(config).pools.get(DEFAULT_POOL)
-    shares_gpu = share is None or share.shared
+    in_train_pool = share is None or share.shared
+    common: dict[str, Any] = {
+        "shape": shape,
+        "pool": DEFAULT_POOL if in_train_pool else _ROLLOUT_POOL,
+        "num_processes": workers,
+        "num_on_gpu": -(-workers // ranks.ranks) if ranks and share and share.shared else 1,
+        "sleeps": sleeps,
+        "max_context": config.rollout.max_context_tokens,
+    }
+    if kind == "hf":
+        return _hf_sampler(config, common)
+    if kind == "vllm":
+        return _vllm_sampler(config, shape, common, on_gpus)
+    if kind != "openai":  # that one is somebody else's
+        notes.append(f"the rollout engine {kind!r} is not planned")
+    return None
+
+
+def _hf_sampler(config: Config, common: dict[str, Any]) -> SamplerNeed:
+    known = {field.name for field in fields(HFEngineConfig)}
+    given = {k: v for k, v in config.rollout.engine.kwargs.items() if k in known}
+    engine = HFEngineConfig(**({"max_context": common["max_context"]} | given))
+    common = common | {"max_context": engine.max_context}
     return SamplerNeed(
-        shape=shape,
-        pool=DEFAULT_POOL if shares_gpu else _ROLLOUT_POOL,
-        num_processes=workers,
-        num_on_gpu=-(-workers // ranks.ranks) if ranks and share and share.shared else 1,
-        sleeps=share is not None and share.shared,
+        **common,
         num_slots=engine.num_slots,
-        max_context=engine.max_context,
         session_cache_bytes=engine.session_cache_mb * _MIB,
         value_bytes=4 if engine.dtype == "float32" else 2,
     )
+
+
+def _vllm_sampler(
+    config: Config, shape: ModelShape, common: dict[str, Any], on_gpus: list[Gpu]
+) -> SamplerNeed:
+    """Return the need of vLLM's processes, which claim their share when they start."""
+    rollout, cpu_kv_cache_gib = config.rollout, config.rollout.engine.kwargs.get("cpu_kv_cache_gib")
+    if on_gpus:
+        workers = common["num_on_gpu"]  # the fraction is of all engines on a GPU
+        chosen = _chosen_gpu(config.model.device, on_gpus)
+        claimed = int(rollout.gpu_memory_fraction * chosen.total_bytes) // workers
+    else:
+        cache = int((cpu_kv_cache_gib or 1) * _GIB)
+        one = MASTER_BYTES * shape.num_params + cache + 2 * _HOST_PROCESS_BYTES
+        claimed = rollout.replicas_per_gpu * one
+    return SamplerNeed(**common, num_slots=0, session_cache_bytes=0, claimed_bytes=claimed)
 
 
 def _devices(

@@ -177,8 +177,16 @@ def plan_model(need: ModelNeed, *, memory_bytes: int | None) -> RolePlan:
 def plan_sampler(need: SamplerNeed) -> RolePlan:
     """Return what one engine holds: its weights always, its cache while it samples too.
 
-    The cache has a row per slot, and room for saved sessions.
+    The cache has a row per slot, and room for saved sessions. Of an engine that claims its memory
+    as a whole, all but what it loads from counts as cache: it gives up its weights as well.
     """
+    if need.claimed_bytes is not None:
+        claim = {KV_CACHE: need.claimed_bytes}
+        return RolePlan(
+            role=ROLLOUT,
+            standing={} if need.sleeps else claim,
+            working={ROLLOUT: claim if need.sleeps else {}},
+        )
     per_token = need.shape.kv_values * need.value_bytes
     weights = need.shape.num_params * (need.value_bytes + MASTER_BYTES * need.keeps_module)
     mask = need.max_context**2 * need.value_bytes

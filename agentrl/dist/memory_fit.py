@@ -16,6 +16,8 @@ _EASY_MICRO_BATCH, _MIN_MICRO_BATCH = 4096, 1024
 """Down to the first a device stays busy; down to the second at a price."""
 _MAX_RANKS = 1024
 _LORA_RANK = 16
+_HALF_BYTES = 2
+"""Of a weight as engines serve it."""
 GIB = 2**30
 
 Change = Callable[[Request], Request]
@@ -122,6 +124,7 @@ def knobs(request: Request) -> Iterator[Knob]:
                 price = "copies over PCIe twice a step"
                 yield _engine_knob(need, "offload", Offload.optimizer, price)
     yield from _fewer_slots(request)
+    yield from _smaller_claim(request)
     for need in trained:
         yield _engine_knob(
             need, "recompute", Recompute.selective, "recomputes what is cheap: a few percent slower"
@@ -172,6 +175,36 @@ def _fewer_slots(request: Request) -> Iterator[Knob]:
         setting=f"rollout.engine.kwargs.num_slots={slots}",
         change=change,
         price="decodes fewer sequences at once",
+    )
+
+
+def _smaller_claim(request: Request) -> Iterator[Knob]:
+    """Yield a smaller part of the GPU for engines that claim it whole, whatever it is now."""
+    sampler = request.sampler
+    capacity = next(
+        (
+            device.capacity
+            for device in request.devices
+            if sampler and device.memory is Memory.gpu and device.pool == sampler.pool
+        ),
+        None,
+    )
+    if sampler is None or sampler.claimed_bytes is None or not capacity:
+        return
+    fraction = sampler.claimed_bytes * sampler.num_on_gpu / capacity
+    smaller = int(fraction * 10 - 1e-6) / 10
+    if smaller * capacity <= 2 * _HALF_BYTES * sampler.shape.num_params:
+        return  # the weights alone leave no room for a cache
+    claimed = int(smaller * capacity) // sampler.num_on_gpu
+
+    def change(request: Request) -> Request:
+        assert request.sampler is not None
+        return replace(request, sampler=replace(request.sampler, claimed_bytes=claimed))
+
+    yield Knob(
+        setting=f"rollout.gpu_memory_fraction={smaller:g}",
+        change=change,
+        price="a smaller KV cache",
     )
 
 

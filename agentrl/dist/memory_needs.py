@@ -58,7 +58,7 @@ class ModelNeed:
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class SamplerNeed:
-    """A rollout engine on transformers, in the process of a pool or in processes of its own."""
+    """A rollout engine: on transformers, or one that claims its memory as a whole."""
 
     shape: ModelShape
     pool: str = "train"
@@ -77,6 +77,9 @@ class SamplerNeed:
     """Of weights and cache."""
     keeps_module: bool = True
     """Whether the float32 module stays beside the engine's own weights."""
+    claimed_bytes: int | None = None
+    """What an engine with processes of its own takes at start, whatever it serves; None: what its
+    slots need."""
 
 
 class Memory(StrEnum):

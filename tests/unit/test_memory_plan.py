@@ -14,7 +14,7 @@ from agentrl.config.load import load
 from agentrl.config.schema import Config
 from agentrl.dist.machine import Gpu, HostMemory
 from agentrl.errors import MemoryPlanError
-from agentrl.memory_plan import check_memory, keep_plan, plan_run
+from agentrl.memory_plan import check_memory, keep_plan, plan_run, sleep_level
 
 GIB = 2**30
 
@@ -120,7 +120,7 @@ def test_ranks_and_workers_of_a_cluster_share_a_host_or_have_gpus(
     assert planned.plan is not None and planned.request is not None
     assert "each of 2 GPUs" in planned.plan.devices[0].device.name
     sampler = planned.request.sampler
-    assert sampler is not None and sampler.sleeps and sampler.num_on_gpu == 1
+    assert sampler is not None and not sampler.sleeps and sampler.num_on_gpu == 1
 
 
 def test_gpus_elsewhere_have_an_unknown_capacity_and_are_not_refused() -> None:
@@ -135,3 +135,22 @@ def test_what_cannot_be_read_is_said_and_not_guessed(tmp_path: Path) -> None:
     planned = plan_run(_config(f"model.path={tmp_path}"))
     assert planned.plan is None and planned.refusal is None
     assert str(tmp_path) in planned.why_not
+
+
+def test_engines_sleep_where_they_do_not_fit_beside_training(
+    monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    _set_machine(monkeypatch, gpus=1)
+    settings = [f"model.path={model}", "rollout=vllm", "rollout.max_context_tokens=2048"]
+    small = _config("rollout=vllm")
+    assert sleep_level(small, plan_run(small)) == 0
+    large = _config(*settings, "rollout.gpu_memory_fraction=0.8", "actor.precision=bf16")
+    planned = plan_run(large)
+    assert planned.refusal is None and sleep_level(large, planned) == 2
+    assert planned.plan is not None
+    phases = planned.plan.devices[0].phases
+    assert phases["rollout"] > 0.8 * 139 * GIB and phases["update actor"] < 139 * GIB
+    awake = _config(*settings, "rollout.gpu_memory_fraction=0.8", "rollout.sleep_level=0")
+    assert "rollout.gpu_memory_fraction" in (plan_run(awake).refusal or "")
+    _set_machine(monkeypatch, gpus=0)
+    assert sleep_level(large, plan_run(large)) == 0

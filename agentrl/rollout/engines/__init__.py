@@ -12,5 +12,10 @@ if TYPE_CHECKING:
     from agentrl.rollout.engines.build import EngineSetup
 
 engine_registry: Registry[Callable[[EngineSetup], RolloutEngine]] = Registry(
-    "rollout engine", "agentrl.engines", {"hf": "agentrl.rollout.engines.build:build_hf"}
+    "rollout engine",
+    "agentrl.engines",
+    {
+        "hf": "agentrl.rollout.engines.build:build_hf",
+        "vllm": "agentrl.rollout.engines.build:build_vllm",
+    },
 )
