@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -30,7 +30,7 @@ from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.groups import GroupPlan
 from agentrl.rollout.producer import RunGroup
 from agentrl.rollout.tasks import Dispatch
-from agentrl.rollouts import FitToModel, OneOwner
+from agentrl.rollouts import FitToModel, OneOwner, TakesTurns
 from agentrl.train.environments import make_environments
 from agentrl.train.parts import Placement, Weights
 from agentrl.types import Task, TrajectoryGroup
@@ -118,9 +118,8 @@ class ClusterRollouts:
 
     def placement(self, actor: TrainEngine) -> Placement:
         """Return who owns the GPUs when."""
-        if rollout_share(self.config).shared:
-            return SharedDevices(self.pool, actor)
-        return OneOwner()
+        level = self.config.rollout.sleep_level
+        return TakesTurns(self.pool, actor, level) if level else OneOwner()
 
 
 class ClusterWeights:
@@ -156,26 +155,6 @@ class ClusterWeights:
             "cluster/rollout_worker_restarts": self._pool.num_restarts,
             "cluster/replayed_groups": self._pool.num_replayed,
         }
-
-
-class SharedDevices:
-    """Rollout workers sleep while the training ranks, on the same GPUs, train."""
-
-    def __init__(self, pool: RolloutPool, actor: TrainEngine) -> None:
-        self._pool = pool
-        self._actor = actor
-
-    @asynccontextmanager
-    async def _training(self) -> AsyncIterator[None]:
-        await self._pool.sleep()
-        await asyncio.to_thread(self._actor.onload)
-        yield  # an error ends the run: nobody has to wake up after it
-        await asyncio.to_thread(self._actor.offload)
-        await self._pool.wake()
-
-    def training(self) -> AbstractAsyncContextManager[None]:
-        """Hold the devices for an update."""
-        return self._training()
 
 
 @asynccontextmanager

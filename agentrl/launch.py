@@ -25,7 +25,7 @@ from agentrl.dist.build import EngineSpec
 from agentrl.dist.group_engine import GroupEngine
 from agentrl.engines import engine_specs, open_engines
 from agentrl.errors import ConfigError
-from agentrl.memory_plan import check_memory, keep_plan
+from agentrl.memory_plan import check_memory, keep_plan, sleep_level
 from agentrl.plan import TRAIN, Plan, fit_to_model, make_plan
 from agentrl.resume import claimed_run_dir, restore
 from agentrl.rollout.buffer import RolloutBuffer, Verdict
@@ -97,8 +97,13 @@ async def open_trainer(
         run_dir = stack.enter_context(claimed_run_dir(config))
         run_dir.refuse_unwritable()
         open_rollouts = open_local if config.cluster.kind == LOCAL else open_cluster
+        settled = replace(config.rollout, sleep_level=sleep_level(config, memory))
         rollouts = await stack.enter_async_context(
-            open_rollouts(config, plan, partial(fit_to_model, plan, config, announce))
+            open_rollouts(
+                replace(config, rollout=settled),
+                plan,
+                partial(fit_to_model, plan, config, announce),
+            )
         )
         keep_plan(memory, run_dir.path)
         specs = engine_specs(config, plan, rollouts.model, run_dir)

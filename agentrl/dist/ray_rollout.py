@@ -92,9 +92,9 @@ class RayRolloutHandle:
         # As arguments of their own they are there, and mapped, before the method runs.
         return await self._call(self._actor.load.remote(shipment.version, *shipment.buckets))
 
-    async def sleep(self) -> None:
+    async def sleep(self, level: int = 1) -> None:
         """Give the device away."""
-        await self._call(self._actor.sleep.remote())
+        await self._call(self._actor.sleep.remote(level))
 
     async def wake(self) -> None:
         """Undo :meth:`sleep`."""

@@ -37,8 +37,8 @@ class RolloutHandle(Protocol):
         """Take over weights, once no request is unfinished."""
         ...
 
-    async def sleep(self) -> None:
-        """Give the device away."""
+    async def sleep(self, level: int = 1) -> None:
+        """Give the device away; see ``rollout.sleep_level``."""
         ...
 
     async def wake(self) -> None:
@@ -96,7 +96,8 @@ class RolloutPool:
         self._replacing: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
         self._shipment: Shipment | None = None
-        self._asleep = False
+        self._asleep = 0
+        """Level, while devices are given away."""
         self.dtypes: dict[str, str] = {}
         """Name -> dtype of the weights that are served; known once started."""
         self.num_restarts = 0
@@ -232,7 +233,7 @@ class RolloutPool:
                     served = await opened.load(self._shipment)
                     refuse_other_weights(self._shipment, served, where=member.label)
                 if self._asleep:
-                    await opened.sleep()
+                    await opened.sleep(self._asleep)
                 member.handle = opened  # not before it has weights
             async with self._changed:
                 self._changed.notify_all()
@@ -279,16 +280,16 @@ class RolloutPool:
                     "is slow; raise it, or lower rollout.max_turn_tokens"
                 ) from None
 
-    async def sleep(self) -> None:
+    async def sleep(self, level: int = 1) -> None:
         """Have every engine give its device away. No request may be unfinished."""
         async with self._control:
-            self._asleep = True
-            await self._on_every(lambda _, handle: handle.sleep())
+            self._asleep = level
+            await self._on_every(lambda _, handle: handle.sleep(level))
 
     async def wake(self) -> None:
         """Undo :meth:`sleep`."""
         async with self._control:
-            self._asleep = False
+            self._asleep = 0
             await self._on_every(lambda _, handle: handle.wake())
 
     async def _on_every(self, call: Callable[[_Member, RolloutHandle], Awaitable[Any]]) -> None:

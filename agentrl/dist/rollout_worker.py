@@ -171,9 +171,9 @@ class RolloutWorker:
         self._has_weights = True
         return served
 
-    async def sleep(self) -> None:
+    async def sleep(self, level: int = 1) -> None:
         """Give the device to the training engine."""
-        await self._started().engine.sleep()
+        await self._started().engine.sleep(level)
 
     async def wake(self) -> None:
         """Undo :meth:`sleep`."""

@@ -71,8 +71,8 @@ class Fake:
         sums = {name: value + self.corrupt for name, value in shipment.sums.items()}
         return ServedWeights(version=shipment.version, sums=sums)
 
-    async def sleep(self) -> None:
-        self.asleep = True
+    async def sleep(self, level: int = 1) -> None:
+        self.asleep = bool(level)
 
     async def wake(self) -> None:
         self.asleep = False
