@@ -43,9 +43,13 @@ class TableEngine:
         loss_fn: Callable[[Mapping[str, Tensor], Batch], tuple[Tensor, Mapping[str, Tensor]]],
         *,
         tokens_per_micro_batch: int,
-    ) -> dict[str, float]:
+        keep: Sequence[str] = (),
+    ) -> dict[str, Any]:
         """Accumulate gradients over micro-batches of rows in order, then step."""
         self.trained.append((batch, loss_fn))
+        with torch.no_grad():
+            scores = self._scores(batch)
+        kept = {f"{name}/tokens": scores[name].detach() for name in keep}
         metrics: dict[str, float] = {}
         parts = list(_parts(batch, tokens_per_micro_batch))
         for rows in parts:
@@ -63,7 +67,7 @@ class TableEngine:
         self.num_skipped += not finite
         self.table.grad = None
         own = {"grad_norm": norm, "lr": self._lr, "skipped": float(not finite)}
-        return metrics | own | {"micro_batches": len(parts)}
+        return metrics | own | kept | {"micro_batches": len(parts)}
 
     @torch.no_grad()
     def infer_batch(

@@ -1,0 +1,72 @@
+"""An environment that takes the time of a tool, picked from a stored table."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrl.env.base import Observation, Rubric
+from agentrl.seeding import derive_seed
+from agentrl.testing.tables import lognormal
+from agentrl.types import Action, Task
+
+
+class ClockEnv:
+    """An asynchronous environment: every answer comes after a latency that the seed picks.
+
+    Half of the episodes earn 1 in their last turn, the others nothing, as the seed says.
+
+    Args:
+        num_turns: of an episode.
+        latency_median_s, latency_p99_s: of a lognormal distribution; both 0 for no latency.
+        answer: what the environment says after every turn but the last.
+        num_tasks: of a split.
+    """
+
+    tools: Sequence[str] = ()
+    rubric: Rubric | None = None
+
+    def __init__(
+        self,
+        num_turns: int = 2,
+        latency_median_s: float = 0.05,
+        latency_p99_s: float = 3.0,
+        answer: str = "Go on.",
+        num_tasks: int = 64,
+    ) -> None:
+        self._num_turns = num_turns
+        self._latencies = (
+            lognormal(median=latency_median_s, p99=latency_p99_s) if latency_median_s else None
+        )
+        self._answer = answer
+        self._num_tasks = num_tasks
+        self._seed = 0
+        self._turn = 0
+
+    def tasks(self, split: str) -> list[Task]:
+        """Return ``num_tasks`` tasks that differ in their id only."""
+        return [Task(id=f"{split}-{index}", data={}) for index in range(self._num_tasks)]
+
+    async def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begin at once."""
+        self._seed, self._turn = seed or 0, 0
+        return "Begin.", {}
+
+    async def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Answer after the latency of the turn."""
+        if self._latencies is not None:
+            await asyncio.sleep(self._latencies.at(derive_seed(self._seed, "latency", self._turn)))
+        self._turn += 1
+        done = self._turn >= self._num_turns
+        reward = float(done and derive_seed(self._seed, "reward") % 2)
+        return self._answer, reward, done, False, {}
+
+    async def tool_state(self, tool: str) -> Mapping[str, Any]:
+        """Return nothing: it has no tools."""
+        return {}
+
+    async def close(self) -> None:
+        """Hold nothing."""
