@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl.errors import EngineError
+from agentrl.errors import EngineError, EngineLost
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.engines.config import HFEngineConfig
 from agentrl.rollout.engines.hf import HFEngine
@@ -101,6 +101,40 @@ def test_stop_tokens_end_a_turn_and_are_part_of_it() -> None:
     assert exact.stop_reason is StopReason.STOP
 
 
+@pytest.mark.parametrize("cut", [1, 7])
+def test_a_turn_that_was_cut_goes_on_as_if_it_had_not_been(cut: int) -> None:
+    async def body(engine: HFEngine) -> tuple[Generation, Generation]:
+        prompt = list(range(20))
+        whole = await engine.generate(request(prompt, "a", max_tokens=10, seed=5))
+        rest = await engine.generate(
+            request(prompt + whole.ids[:cut], "b", max_tokens=10 - cut, seed=5, first_index=cut)
+        )
+        return whole, rest
+
+    whole, rest = with_engine(body)
+    assert rest.ids == whole.ids[cut:] and rest.logprobs == whole.logprobs[cut:]
+
+
+def test_what_the_cache_still_held_of_a_prompt_is_told() -> None:
+    async def body(engine: HFEngine) -> tuple[Generation, Generation]:
+        first = await engine.generate(request(list(range(20)), "a", max_tokens=4))
+        second = await engine.generate(request([*range(20), *first.ids, 7], "a", max_tokens=4))
+        return first, second
+
+    first, second = with_engine(body)
+    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 23)
+
+
+def test_health_is_that_of_a_running_loop() -> None:
+    async def body(engine: HFEngine) -> None:
+        await engine.check_health()
+        await engine.close()
+        with pytest.raises(EngineLost, match="closed"):
+            await engine.check_health()
+
+    with_engine(body)
+
+
 def test_one_token_prompts_and_one_token_answers_work() -> None:
     async def body(engine: HFEngine) -> Generation:
         return await engine.generate(request([1], max_tokens=1))
@@ -131,6 +165,7 @@ def test_a_context_may_be_used_up_to_the_last_token() -> None:
         ([5], {"top_k": -2}, "top_k=-2"),
         ([5], {"seed": -1}, "seed=-1"),
         ([5], {"stop_token_ids": (-1,)}, "stop_token_ids"),
+        ([5], {"first_index": -1}, "first_index=-1"),
     ],
 )
 def test_requests_that_cannot_be_served_are_refused(
