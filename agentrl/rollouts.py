@@ -77,7 +77,48 @@ class LocalRollouts:
 
     def placement(self, actor: TrainEngine) -> Placement:
         """See :class:`Rollouts`."""
-        return OneOwner()
+        level = self.config.rollout.sleep_level
+        return TakesTurns(self.ground.engine, actor, level) if level else OneOwner()
+
+
+class Sleeper(Protocol):
+    """Gives its device away and takes it back."""
+
+    async def sleep(self, level: int = 1) -> None:
+        """Free what ``level`` says; see ``rollout.sleep_level``."""
+        ...
+
+    async def wake(self) -> None:
+        """Undo it; weights that were given up are whatever the memory holds."""
+        ...
+
+
+class TakesTurns:
+    """Engines sleep while training, on the same device, has it.
+
+    Args:
+        sleeper: the engines.
+        actor: leaves the device between updates, as far as ``actor.offload`` says.
+        level: what the engines give up. At 2 they wake with no weights worth the name: the next
+            thing that happens to them is a weight sync.
+    """
+
+    def __init__(self, sleeper: Sleeper, actor: TrainEngine, level: int) -> None:
+        self._sleeper = sleeper
+        self._actor = actor
+        self._level = level
+
+    @asynccontextmanager
+    async def _training(self) -> AsyncIterator[None]:
+        await self._sleeper.sleep(self._level)
+        await asyncio.to_thread(self._actor.onload)
+        yield  # an error ends the run: nobody has to wake up after it
+        await asyncio.to_thread(self._actor.offload)
+        await self._sleeper.wake()
+
+    def training(self) -> AbstractAsyncContextManager[None]:
+        """Hold the device for an update."""
+        return self._training()
 
 
 class OneOwner:
