@@ -195,10 +195,16 @@ def read_progress(state: Mapping[str, Any], *, step: int) -> Progress:
         else:
             sound = isinstance(value, int) and not isinstance(value, bool) and value >= 0
         if not sound or (field.name == "step" and value != step):
-            raise CheckpointError(
-                f"the checkpoint of step {step} holds progress.{field.name}={value!r}, which "
-                "cannot be right: it is damaged; resume from another one, or start a new run"
-            )
+            raise _not_right(step, field.name, value)
     if state["learner"]:
         check_keys(state["learner"], ("kl",), where="progress.learner")
+        if not isinstance(state["learner"]["kl"], Mapping):
+            raise _not_right(step, "learner.kl", state["learner"]["kl"])
     return Progress(**state)
+
+
+def _not_right(step: int, name: str, value: Any) -> CheckpointError:
+    return CheckpointError(
+        f"the checkpoint of step {step} holds progress.{name}={value!r}, which cannot be right: it "
+        "is damaged; resume from another one, or start a new run"
+    )

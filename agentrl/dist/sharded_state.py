@@ -142,9 +142,27 @@ def read_values(directory: Path, *, rank: int = 0) -> dict[str, Any]:
         rank = 0
     path = directory / _values_name(rank)
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+        return read_json_object(path)
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{str(path)!r} cannot be read: {error}") from error
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Return what a file holds that was written as one JSON object, whoever wrote it since.
+
+    Raises:
+        OSError: there is no such file, or no plain one (a pipe would never end).
+        ValueError: it holds something else.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError("it is no plain file")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError("its JSON is nested too deeply") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"a JSON object is wanted, got {type(found).__name__}")
+    return found
 
 
 def num_saved_ranks(directory: Path) -> int:

@@ -20,6 +20,7 @@ from agentrl.dist.sharded_state import (
     StoredTensors,
     load_sharded,
     num_saved_ranks,
+    read_values,
     save_sharded,
     stored_tensors,
 )
@@ -69,18 +70,20 @@ class TrainState:
         into = {MODEL_PREFIX + name: value for name, value in self.model.items()}
         for name, kinds in moments.items():
             into |= {f"{_OPTIMIZER_PREFIX}{kind}/{name}": value for kind, value in kinds.items()}
-        values = load_sharded(directory, into, rank=self.rank)
+        values = _Values.of(read_values(directory, rank=self.rank), directory)
+        scalars = [
+            (self._parameter(name), kind, value) for name, kind, value in values.optimizer_scalars
+        ]
+        load_sharded(directory, into, rank=self.rank)
         self.optimizer.state.clear()
-        for kind, by_name in values["optimizer"].items():
-            for name, value in by_name.items():
-                parameter = self._parameter(name)
-                scalar = torch.tensor(value, dtype=torch.float32, device=parameter.device)
-                self.optimizer.state[parameter][kind] = scalar
+        for parameter, kind, value in scalars:
+            scalar = torch.tensor(value, dtype=torch.float32, device=parameter.device)
+            self.optimizer.state[parameter][kind] = scalar
         for name, kinds in moments.items():
             self.optimizer.state[self._parameter(name)].update(kinds)
         is_new = self.rank >= num_saved_ranks(directory)
-        restore_torch_rng(values["rng"], self.device, rank=self.rank if is_new else None)
-        return {name: int(value) for name, value in values["counters"].items()}
+        restore_torch_rng(values.rng, self.device, rank=self.rank if is_new else None)
+        return values.counters
 
     def _empty_moments(self, stored: StoredTensors) -> dict[str, dict[str, Tensor]]:
         """Return tensors to read the optimizer's into: parameter -> moment -> tensor."""
@@ -100,6 +103,44 @@ class TrainState:
                 f"{name!r}, which this one does not train"
             )
         return self.parameters[name]
+
+
+@dataclass(slots=True, kw_only=True, frozen=True)
+class _Values:
+    """What a rank saved beside its tensors, checked before anything is changed."""
+
+    counters: dict[str, int]
+    optimizer_scalars: list[tuple[str, str, float]]
+    """Parameter, kind, value."""
+    rng: dict[str, str]
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any], directory: Path) -> _Values:
+        """Read what :meth:`TrainState.save` wrote.
+
+        Raises:
+            CheckpointError: it did not write this.
+        """
+        try:
+            values = cls(
+                counters={name: int(value) for name, value in found["counters"].items()},
+                optimizer_scalars=[
+                    (name, kind, float(value))
+                    for kind, by_name in found["optimizer"].items()
+                    for name, value in by_name.items()
+                ],
+                rng=dict(found["rng"]),
+            )
+            for state in values.rng.values():
+                _generator_state(state)
+            torch.Generator().set_state(_generator_state(values.rng["cpu"]))
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as e:
+            raise CheckpointError(
+                f"the values beside the tensors in {str(directory)!r} are not those of a training "
+                f"engine ({type(e).__name__}: {e}): they are damaged, or of another version of "
+                "agentrl; resume from another checkpoint"
+            ) from e
+        return values
 
 
 def capture_torch_rng(device: torch.device) -> dict[str, str]:

@@ -314,19 +314,18 @@ def load_checkpoint(path: Path) -> Checkpoint:
     manifest = verify(path)
     try:
         state = read_state(path)
-        return Checkpoint(
-            path=path,
-            step=manifest.step,
-            score=manifest.score,
-            progress=state["progress"],
-            rng=state["rng"],
-            config=state["config"],
-            versions=state["versions"],
-        )
+        parts = {name: _mapping(state, name) for name in ("progress", "rng", "config", "versions")}
+        return Checkpoint(path=path, step=manifest.step, score=manifest.score, **parts)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise CheckpointError(
             f"the checkpoint {str(path)!r} cannot be read: {type(error).__name__}: {error}"
         ) from error
+
+
+def _mapping(state: Mapping[str, Any], name: str) -> dict[str, Any]:
+    if not isinstance(state[name], dict):
+        raise ValueError(f"{name} is {type(state[name]).__name__}, not a mapping")
+    return state[name]
 
 
 def _begin(engine: TrainEngine, directory: Path) -> PendingSave:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.dist.sharded_state import sync_to_disk
+from agentrl.dist.sharded_state import read_json_object, sync_to_disk
 from agentrl.errors import CheckpointError
 
 MANIFEST_NAME = "manifest.json"
@@ -21,6 +21,7 @@ FORMAT = 2
 _NAME = re.compile(r"step_(\d{6,})")
 _NUM_HASHING_THREADS = 8
 _OWN_DIGEST = "blake2b"
+_MAX_SCORE = 1e300
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -71,20 +72,42 @@ def read_manifest(directory: Path) -> Manifest:
     if not directory.is_dir():
         raise CheckpointError(f"there is no checkpoint {name!r}")
     try:
-        found = json.loads((directory / MANIFEST_NAME).read_text(encoding="utf-8"))
+        found = read_json_object(directory / MANIFEST_NAME)
         known = found["format"]
         if known != FORMAT:
             raise _other_format(name, known)
         if found.pop(_OWN_DIGEST) != _digest_of_manifest(found):
             raise ValueError("its content has changed")
-        score = None if found["score"] is None else float(found["score"])
-        files = {file: dict(facts) for file, facts in found["files"].items()}
-        manifest = Manifest(step=int(found["step"]), score=score, files=files)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        manifest = _manifest(found)
+    except (OSError, ValueError, KeyError) as error:
         raise _damaged(name, f"{MANIFEST_NAME}: {type(error).__name__}: {error}") from error
     if step_of(directory.name) not in (None, manifest.step):
         raise _damaged(name, f"it says it is of step {manifest.step}")
     return manifest
+
+
+def _manifest(found: Mapping[str, Any]) -> Manifest:
+    """Return what was read, if it is of the right form.
+
+    Raises:
+        ValueError, KeyError: it is not.
+    """
+    step, score, files = found["step"], found["score"], found["files"]
+    if type(step) is not int or step < 0:
+        raise ValueError(f"step is {step!r}, a whole number of at least 0 is wanted")
+    if score is not None and not (type(score) in (int, float) and abs(score) < _MAX_SCORE):
+        raise ValueError(f"score is {score!r}, a finite number or null is wanted")
+    if not isinstance(files, dict) or not all(map(_are_facts, files.values())):
+        raise ValueError("files does not give every file its bytes and blake2b")
+    return Manifest(step=step, score=None if score is None else float(score), files=files)
+
+
+def _are_facts(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and type(value.get("bytes")) is int
+        and isinstance(value.get("blake2b"), str)
+    )
 
 
 def verify(directory: Path) -> Manifest:
@@ -107,7 +130,7 @@ def verify(directory: Path) -> Manifest:
     except OSError as error:
         raise _damaged(name, str(error)) from error
     for file, facts in manifest.files.items():
-        if found[file]["blake2b"] != facts.get("blake2b"):
+        if found[file]["blake2b"] != facts["blake2b"]:
             raise _damaged(name, f"the content of {file} has changed")
     return manifest
 

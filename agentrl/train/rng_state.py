@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from agentrl.errors import CheckpointError
 from agentrl.seeding import derive_seed
 
 
@@ -34,10 +35,20 @@ def capture_rng() -> dict[str, Any]:
 
 
 def restore_rng(state: Mapping[str, Any]) -> None:
-    """Undo :func:`capture_rng`."""
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words), gauss))
-    numpy_state = dict(state["numpy"])
-    key = np.array(numpy_state["state"]["key"], dtype=np.uint32)
-    numpy_state["state"] = {**numpy_state["state"], "key": key}
-    np.random.set_state(numpy_state)
+    """Undo :func:`capture_rng`.
+
+    Raises:
+        CheckpointError: it did not return this.
+    """
+    try:
+        version, words, gauss = state["python"]
+        random.setstate((version, tuple(words), gauss))
+        numpy_state = dict(state["numpy"])
+        key = np.array(numpy_state["state"]["key"], dtype=np.uint32)
+        numpy_state["state"] = {**numpy_state["state"], "key": key}
+        np.random.set_state(numpy_state)
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
+        raise CheckpointError(
+            f"the checkpoint's random generators cannot be restored ({type(error).__name__}: "
+            f"{error}): it is damaged, or of another version of agentrl; resume from another one"
+        ) from error

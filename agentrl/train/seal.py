@@ -6,6 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 
+from agentrl.dist.sharded_state import read_json_object
 from agentrl.errors import CheckpointError
 
 SEAL_NAME = "digests.json"
@@ -31,7 +32,7 @@ def refuse_damaged(folder: Path, *, what: str) -> None:
             "restore it, or start a new run"
         )
     try:
-        noted = json.loads((folder / SEAL_NAME).read_text(encoding="utf-8"))
+        noted = read_json_object(folder / SEAL_NAME)
     except (OSError, ValueError) as error:
         raise _damaged(folder, f"{SEAL_NAME}: {error}", what) from error
     found = _digests(folder)

@@ -16,6 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
+from agentrl.dist.sharded_state import read_json_object
+
 JSON_NAME = "state.json"
 TENSORS_NAME = "tensors.safetensors"
 _MARK = "tensor://"
@@ -77,11 +79,8 @@ def read_state(directory: Path) -> dict[str, Any]:
     Raises:
         OSError, ValueError, SafetensorError: the files are missing or damaged.
     """
-    skeleton = json.loads((directory / JSON_NAME).read_text(encoding="utf-8"))
-    state = _join(skeleton, load_file(directory / TENSORS_NAME))
-    if not isinstance(state, dict):
-        raise ValueError(f"{JSON_NAME} holds {type(state).__name__}, not a mapping")
-    return state
+    skeleton = read_json_object(directory / JSON_NAME)
+    return _join(skeleton, load_file(directory / TENSORS_NAME))
 
 
 def _split(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:

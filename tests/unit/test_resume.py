@@ -41,6 +41,7 @@ def test_a_missing_key_is_named(key: str) -> None:
         ({"step": 4}, r"of step 3 holds progress.step=4"),
         ({"feed": None}, r"progress.feed=None"),
         ({"learner": {"lk": 1}}, r"progress.learner lacks kl, has the unknown lk"),
+        ({"learner": {"kl": 0.1}}, r"progress.learner.kl=0.1"),
     ],
 )
 def test_what_cannot_be_right_is_named(change: dict[str, Any], message: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -149,3 +151,28 @@ def test_a_state_that_lacks_a_ranks_file_is_refused(resharded: Path, tmp_path: P
             (tmp_path / path.name).write_bytes(path.read_bytes())
     with pytest.raises(CheckpointError, match="not complete.*a rank's file is missing"):
         load_full(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"counters": [], "optimizer": {}, "rng": {}},
+        {"optimizer": {"step": {"weight": None}}},
+        {"optimizer": {"step": {"other": 1.0}}},
+        {"rng": {"cpu": "not hexadecimal"}},
+        {"rng": {"cpu": "00"}},
+    ],
+    ids=str,
+)
+def test_values_of_another_form_are_refused_before_anything_changes(
+    tmp_path: Path, values: dict[str, Any]
+) -> None:
+    _state(nn.Linear(3, 2), steps=1).save(tmp_path, {}).wait()
+    saved = read_values(tmp_path)
+    (tmp_path / "values_00000.json").write_text(json.dumps(saved | values if values else {}))
+    model = nn.Linear(3, 2)
+    before = model.weight.detach().clone()
+    with pytest.raises(CheckpointError, match="not those of a training engine|does not train"):
+        _state(model).load(tmp_path)
+    assert torch.equal(model.weight, before)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 import os
 import random
 import resource
@@ -21,6 +24,7 @@ from agentrl.dist.engine import PendingSave
 from agentrl.dist.sharded_state import load_full, load_sharded, save_sharded
 from agentrl.errors import CheckpointError, WorkerLost
 from agentrl.train.checkpoint import CheckpointStore, load_checkpoint
+from agentrl.train.manifest import write_manifest
 from agentrl.train.rng_state import restore_rng
 
 from . import trains_for_ever
@@ -200,6 +204,66 @@ def test_a_missing_checkpoint_and_another_format_are_named(tmp_path: Path) -> No
     manifest = path / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"format": 2', '"format": 1'))
     with pytest.raises(CheckpointError, match=r"format 1, .*reads 2: .*agentrl export RUN OUT"):
+        load_checkpoint(path)
+
+
+def _signed(path: Path, **changes: Any) -> None:
+    """Write a manifest that says of itself that it is whole."""
+    manifest = json.loads((path / "manifest.json").read_text()) | changes
+    del manifest["blake2b"]
+    digest = hashlib.blake2b(json.dumps(manifest).encode(), digest_size=32).hexdigest()
+    (path / "manifest.json").write_text(json.dumps(manifest | {"blake2b": digest}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"step": math.inf},
+        {"step": 4.0},
+        {"step": -1},
+        {"score": math.nan},
+        {"score": 10**400},
+        {"files": []},
+        {"files": {"state.json": {"blake2b": "x"}}},
+        {"files": {"../../state.json": {"bytes": 2, "blake2b": "x"}}},
+    ],
+    ids=str,
+)
+def test_a_manifest_of_another_form_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    path = _save(_store(tmp_path), 4)
+    _signed(path, **changes)
+    with pytest.raises(CheckpointError, match="step_000004' is damaged"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "null", "[]", "9" * 10_000, "NaN"])
+def test_json_that_is_no_manifest_or_no_state_is_refused(tmp_path: Path, text: str) -> None:
+    path = _save(_store(tmp_path), 4)
+    (path / "state.json").write_text(text)
+    write_manifest(path, step=4, score=None)
+    with pytest.raises(CheckpointError, match="step_000004' cannot be read"):
+        load_checkpoint(path)
+    (path / "manifest.json").write_text(text)
+    with pytest.raises(CheckpointError, match="is damaged: manifest.json"):
+        load_checkpoint(path)
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_place_of_a_manifest_is_not_waited_for(tmp_path: Path) -> None:
+    path = _save(_store(tmp_path), 4)
+    (path / "manifest.json").unlink()
+    os.mkfifo(path / "manifest.json")
+    with pytest.raises(CheckpointError, match="no plain file"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("part", ["progress", "rng", "config", "versions"])
+def test_a_state_whose_parts_are_no_mappings_is_refused(tmp_path: Path, part: str) -> None:
+    path = _save(_store(tmp_path), 4)
+    state = json.loads((path / "state.json").read_text()) | {part: [1]}
+    (path / "state.json").write_text(json.dumps(state))
+    write_manifest(path, step=4, score=None)
+    with pytest.raises(CheckpointError, match=f"{part} is list, not a mapping"):
         load_checkpoint(path)
 
 

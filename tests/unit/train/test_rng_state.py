@@ -4,7 +4,9 @@ import json
 import random
 
 import numpy as np
+import pytest
 
+from agentrl.errors import CheckpointError
 from agentrl.train.rng_state import capture_rng, restore_rng
 
 
@@ -21,3 +23,9 @@ def test_both_generators_go_on_where_they_were() -> None:
     _draw()
     restore_rng(state)
     assert _draw() == want
+
+
+@pytest.mark.parametrize("state", [{}, {"python": [3, [1], None]}, {"python": 5}, {"python": []}])
+def test_what_is_no_state_of_generators_is_refused(state: dict[str, object]) -> None:
+    with pytest.raises(CheckpointError, match="random generators cannot be restored"):
+        restore_rng(state)
