@@ -28,7 +28,8 @@ from agentrl.errors import ConfigError
 from agentrl.memory_plan import check_memory, keep_plan, sleep_level
 from agentrl.plan import TRAIN, Plan, fit_to_model, make_plan
 from agentrl.resume import claimed_run_dir, restore
-from agentrl.rollout.buffer import RolloutBuffer, Verdict
+from agentrl.rollout.buffer import Lookahead, RolloutBuffer, Verdict
+from agentrl.rollout.config import Stragglers
 from agentrl.rollout.groups import is_trainable
 from agentrl.rollout.producer import Producer
 from agentrl.rollout.tasks import Dispatch
@@ -38,6 +39,7 @@ from agentrl.telemetry.run_dir import RunDir
 from agentrl.telemetry.tracker import MissingExtraError, TrackedRun, build_trackers
 from agentrl.train.assemble import assemble
 from agentrl.train.checkpoint import CheckpointStore
+from agentrl.train.compute_thread import ComputeThread
 from agentrl.train.credit import has_signal
 from agentrl.train.critic import Critic
 from agentrl.train.evaluate import Evaluator, choose_tasks
@@ -140,15 +142,14 @@ def _trainer(
         seed=config.trainer.seed,
         dropped=plan.dropped,
     )
-    progress = restore(config, checkpoints, trained, learner, feed, run_dir)
+    rules = _lookahead(config, plan.num_steps)
+    progress, line = restore(config, checkpoints, trained, learner, feed, run_dir, rules)
     run_dir.write_config(yaml.safe_dump(to_dict(config), sort_keys=False))
     frozen = actor if config.lora.rank else None
     keep_model_files(rollouts.model, run_dir.path, frozen=frozen)
-    buffer = RolloutBuffer(
-        prompts_per_step=config.trainer.prompts_per_step,
-        max_staleness=config.rollout.max_staleness,
-        version=progress.step,
-    )
+    buffer = RolloutBuffer(rules, version=progress.step, line=line)
+    compute = ComputeThread()
+    stack.callback(compute.close)
     return Trainer(
         config=replace(config.trainer, total_steps=plan.num_steps),
         failure=config.failure,
@@ -173,6 +174,19 @@ def _trainer(
         run_dir=run_dir,
         tracker=stack.enter_context(_trackers(config, run_dir, progress, plan.num_steps)),
         meter=Meter(),
+        compute=compute,
+    )
+
+
+def _lookahead(config: Config, num_steps: int) -> Lookahead:
+    """Return how far sampling may run ahead of training."""
+    return Lookahead(
+        prompts_per_step=config.trainer.prompts_per_step,
+        max_staleness=config.rollout.max_staleness,
+        num_ahead=config.rollout.oversubscribe,
+        window=config.rollout.window,
+        cuts=config.rollout.stragglers is Stragglers.cut,
+        total_steps=num_steps,
     )
 
 

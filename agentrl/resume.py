@@ -14,6 +14,7 @@ from agentrl.dist.config import Schedule
 from agentrl.dist.engine import TrainEngine
 from agentrl.env.entries import run_label
 from agentrl.errors import CheckpointError, ConfigError
+from agentrl.rollout.buffer import Lookahead, Slot
 from agentrl.rollout.feed import TaskFeed, check_keys
 from agentrl.telemetry.jsonl import missing_steps
 from agentrl.telemetry.run_dir import RunDir
@@ -24,6 +25,7 @@ from agentrl.train.progress import Progress
 from agentrl.train.provenance import provenance
 from agentrl.train.rng_state import restore_rng
 from agentrl.train.settings import changed_settings, is_among, refuse_changed_settings
+from agentrl.train.waiting import read_waiting
 
 logger = logging.getLogger(__name__)
 
@@ -115,13 +117,17 @@ def restore(
     learner: Learner,
     feed: TaskFeed,
     run_dir: RunDir,
-) -> Progress:
+    rules: Lookahead,
+) -> tuple[Progress, list[Slot]]:
     """Load the newest sound checkpoint into the parts of a run where it is resumed.
+
+    Returns where the run stands, and the groups that were sampled ahead, in line.
 
     A run that was killed before its first checkpoint starts again at step 0.
 
     Args:
         engines: by role: those that the checkpoint holds.
+        rules: of the line that groups stand in.
 
     Raises:
         CheckpointError: every checkpoint is damaged, or settings that change the training, or the
@@ -130,7 +136,7 @@ def restore(
     checkpoint = checkpoints.load_latest() if config.trainer.resume else None
     if checkpoint is None:
         run_dir.rewind(-1)
-        return Progress()
+        return Progress(), []
     if not config.trainer.force_resume:
         _refuse_another_training(checkpoint.config, config)
     _tell_what_changes_bits(checkpoint, config)
@@ -145,13 +151,14 @@ def restore(
             ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else ""),
         )
     feed.load_state_dict(progress.feed, check_tasks=not config.trainer.force_resume)
+    line = read_waiting(checkpoint.path, feed, rules, step=checkpoint.step)
     for role, engine in engines.items():
         engine.load(checkpoint.of_engine(role))
     if progress.learner:
         learner.load_state_dict(progress.learner)
     restore_rng(checkpoint.rng)
     run_dir.rewind(checkpoint.step)
-    return progress
+    return progress, line
 
 
 def _refuse_another_training(saved: Mapping[str, Any], config: Config) -> None:

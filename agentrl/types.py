@@ -63,6 +63,8 @@ class StopReason(StrEnum):
     REWARD_INFRA_ERROR = "reward_infra_error"
     """A judge or reward model could not be reached."""
     CANCELLED = "cancelled"
+    CUT = "cut"
+    """Nobody waited for it any more: its group was a straggler (``rollout.stragglers=cut``)."""
 
     @property
     def is_failure(self) -> bool:
@@ -85,6 +87,7 @@ _FAILURES = frozenset(
         StopReason.REWARD_ERROR,
         StopReason.REWARD_INFRA_ERROR,
         StopReason.CANCELLED,
+        StopReason.CUT,
         StopReason.ABORT,
     }
 )
@@ -373,6 +376,8 @@ class TrajectoryGroup:
     """A greedy episode of the prompt, where the estimator compares with one. Never trained."""
     gave_up: bool = False
     """Too many members failed for the failure policy: data for the record, never trained."""
+    cut: bool = False
+    """The steps that could have trained it did not wait for it: data for the record, too."""
 
     @property
     def recorded(self) -> list[Trajectory]:

@@ -119,11 +119,15 @@ class EpisodeRun:
         scope = asyncio.timeout(self._loop.limits.trajectory_timeout_s)
         try:
             async with scope:
-                return await self._converse()
+                with self._request.cut.ends(scope):
+                    return await self._converse()
         except TimeoutError:
             if not scope.expired():
                 raise
             self._wall_clock_limited = True
+            if self._request.cut.is_set:
+                self._error = "its group was cut"
+                return StopReason.CUT
             if self._has_spoken:
                 return StopReason.TRAJECTORY_TIMEOUT
             # The policy never came to speak, so there is nothing to reward.

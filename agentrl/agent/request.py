@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agentrl.agent.branch import BranchPoint
+from agentrl.agent.cut import Cut
 from agentrl.types import GREEDY_INDEX, Task
 
 
@@ -24,6 +25,8 @@ class EpisodeRequest:
     branch_points: list[BranchPoint] | None = None
     """Filled with the states before the turns of the episode, in order; None takes no snapshots.
     The first one of a branch is left out: it stands in the list of the episode it came from."""
+    cut: Cut = field(default_factory=Cut)
+    """Ends the episode early."""
 
     @property
     def trajectory_id(self) -> str:

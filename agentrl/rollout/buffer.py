@@ -1,9 +1,17 @@
-"""The bounded queue between rollout and training.
+"""The bounded line between rollout and training.
 
-Groups leave in the order in which they were dispatched, so the bound on staleness is exact: when
-``version`` is being sampled, at most ``(max_staleness + version + 1) * prompts_per_step`` groups
-have been dispatched, of which ``version * prompts_per_step`` were trained. A group is therefore
-trained at most ``max_staleness`` versions after it was dispatched.
+Groups stand in line in the order in which they were dispatched. Two rules make the bound on
+staleness exact, whatever finishes when:
+
+* **Dispatch.** While version ``v`` is sampled, at most ``(v + 1) * prompts_per_step + ahead``
+  groups have been trained or stand in line; ``ahead`` is at most ``max_staleness *
+  prompts_per_step``. A group that is taken in its turn is therefore trained at most
+  ``max_staleness`` versions after it was dispatched, and no token of it is older than its dispatch.
+* **Overtaking.** A finished group may leave before up to ``window`` unfinished ones, if each of
+  those, delayed by one place, still comes to its turn in time. Else the step waits for the first.
+
+Where stragglers are cut there may be more groups than that: those whose time has passed leave the
+line untrained, at most ``ahead`` of them a step.
 """
 
 from __future__ import annotations
@@ -15,6 +23,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from agentrl.errors import TrainingError
+from agentrl.rollout.tasks import Dispatch
 from agentrl.types import TrajectoryGroup
 
 
@@ -30,58 +39,111 @@ class Verdict(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A place in the queue, taken at dispatch and filled when the group is done."""
+    """A place in the line, taken at dispatch and filled when the group is done."""
 
+    version: int
+    """Version that was being sampled at dispatch: none of its tokens is older."""
+    dispatch: Dispatch | None = None
+    """What is played; None for the moment between reserving and drawing it."""
     group: TrajectoryGroup | None = None
     verdict: Verdict | None = None
     """None until the group is done."""
+    cut: bool = False
+    """Its time has passed: it has left the line, and what comes of it is for the record only."""
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Lookahead:
+    """How far sampling may run ahead of training, and what it does about slow groups."""
+
+    prompts_per_step: int
+    """Groups that one training step takes."""
+    max_staleness: int = 0
+    """Versions a group may lag behind the step that trains it."""
+    num_ahead: int | None = None
+    """Groups beyond those of the present step; None: as many as ``max_staleness`` allows."""
+    window: int = 0
+    """Unfinished groups that a finished one may overtake; 0: strictly in order."""
+    cuts: bool = False
+    """Give up a group whose time has passed in place of waiting for it."""
+    total_steps: int | None = None
+    """Nothing is sampled for steps after these; None: there is no end."""
+
+    @property
+    def ahead(self) -> int:
+        """Groups beyond those of the present step."""
+        most = self.max_staleness * self.prompts_per_step
+        return most if self.num_ahead is None else self.num_ahead
+
+    def budget(self, version: int) -> int:
+        """Groups that may have been trained or stand in line while ``version`` is sampled."""
+        wanted = (version + 1) * self.prompts_per_step + self.ahead
+        if self.total_steps is None:
+            return wanted
+        surplus = self.ahead if self.cuts else 0
+        return min(wanted, self.total_steps * self.prompts_per_step + surplus)
 
 
 class RolloutBuffer:
-    """Bounded FIFO of prompt groups in dispatch order.
+    """Bounded line of prompt groups in dispatch order.
 
     Args:
-        prompts_per_step: groups that one training step takes.
-        max_staleness: versions a group may lag behind the step that trains it.
+        rules: how far sampling may run ahead.
         version: version sampled at the start (of a resumed run: its step).
+        line: places of a resumed run, in order of dispatch; the finished ones wait to be taken.
     """
 
-    def __init__(self, *, prompts_per_step: int, max_staleness: int, version: int = 0) -> None:
-        self._prompts_per_step = prompts_per_step
-        self._max_staleness = max_staleness
+    def __init__(self, rules: Lookahead, *, version: int = 0, line: Sequence[Slot] = ()) -> None:
+        self._rules = rules
         self._version = version
-        self._dispatched = version * prompts_per_step
-        self._slots: deque[Slot] = deque()
+        self._num_trained = version * rules.prompts_per_step
+        self._line: deque[Slot] = deque(line)
+        self._expired: deque[Slot] = deque()
+        """Cut, and nobody has been told yet."""
+        self._given_up: list[TrajectoryGroup] = []
+        """Cut, and what there is of them has come."""
         self._changed = asyncio.Condition()
         self._failure: BaseException | None = None
         self.num_rejected = 0
         """Groups whose place was given to another one, since the start."""
 
     @property
-    def budget(self) -> int:
-        """Groups that may have been dispatched by now."""
-        return (self._max_staleness + self._version + 1) * self._prompts_per_step
-
-    @property
     def num_waiting(self) -> int:
         """Groups dispatched and not yet taken."""
-        return len(self._slots)
+        return len(self._line)
+
+    @property
+    def line(self) -> list[Slot]:
+        """Places in order of dispatch: what a checkpoint keeps."""
+        return list(self._line)
+
+    # ------------------------------------------------------------------ the producer's side
 
     async def reserve(self) -> Slot:
         """Wait for room in the budget and take the next place in line."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self._dispatched < self.budget)
-            self._dispatched += 1
-            slot = Slot()
-            self._slots.append(slot)
+            await self._changed.wait_for(self._has_room)
+            slot = Slot(self._version)
+            self._line.append(slot)
             self._changed.notify_all()
             return slot
+
+    def _has_room(self) -> bool:
+        return self._num_trained + len(self._line) < self._rules.budget(self._version)
 
     async def fill(self, slot: Slot, group: TrajectoryGroup, *, verdict: Verdict) -> None:
         """Deliver the group of a slot; :meth:`take` decides by the verdict whether it counts."""
         async with self._changed:
             slot.group, slot.verdict = group, verdict
+            if slot.cut:
+                self._give_up(group)
             self._changed.notify_all()
+
+    async def next_cut(self) -> Slot:
+        """Return the next group that nobody waits for; :meth:`fill` takes what there is of it."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: bool(self._expired))
+            return self._expired.popleft()
 
     async def fail(self, error: BaseException) -> None:
         """Make every present and future :meth:`take` raise ``error``: the producer has died."""
@@ -89,13 +151,15 @@ class RolloutBuffer:
             self._failure = error
             self._changed.notify_all()
 
+    # ------------------------------------------------------------------ the trainer's side
+
     async def take(
         self, num_groups: int, *, timeout_s: float, max_rejected: int, max_refills: int = 0
     ) -> list[TrajectoryGroup]:
-        """Return the oldest groups: ``num_groups`` that count, and those that others replaced.
+        """Return the next groups: ``num_groups`` that count, and those that do not, oldest first.
 
         A group that does not count gives its place back, so that the producer dispatches another
-        one. It is returned too (failed rollouts are data).
+        one. It is returned too (failed rollouts are data), and so are groups that were cut before.
 
         Args:
             max_rejected: groups that may have failed before this is given up.
@@ -132,31 +196,64 @@ class RolloutBuffer:
                 f"{_replaced(refills, num_failed)}; "
                 f"{_late_advice(refills, num_failed, missing)}"
             ) from error
-        return taken
+        given_up, self._given_up = self._given_up, []
+        return sorted([*taken, *given_up], key=lambda group: group.index)
 
     async def _next_done(self, *, replace_flat: bool) -> Slot:
         async with self._changed:
-            await self._changed.wait_for(
-                lambda: (
-                    self._failure is not None
-                    or (bool(self._slots) and self._slots[0].verdict is not None)
-                )
-            )
+            await self._changed.wait_for(lambda: self._failure is not None or self._ready())
             if self._failure is not None:
                 raise self._failure
-            slot = self._slots.popleft()
+            slot = self._ready()
+            assert slot is not None
+            assert self._version - slot.version <= self._rules.max_staleness, "older than the bound"
+            self._line.remove(slot)
             flat = slot.verdict is Verdict.NO_SIGNAL and replace_flat
             if flat or slot.verdict is Verdict.FAILED:
                 self.num_rejected += 1
-                self._dispatched -= 1  # else a synchronous run would wait for it for ever
-                self._changed.notify_all()
+            else:
+                self._num_trained += 1
+            self._changed.notify_all()  # a rejected one has left room for another
             return slot
 
+    def _ready(self) -> Slot | None:
+        """Return the first finished group that may leave now; None where one must be waited for."""
+        for place, slot in enumerate(self._line):
+            if slot.verdict is not None:
+                return slot
+            if not self._may_be_overtaken(slot, place):
+                return None
+        return None
+
+    def _may_be_overtaken(self, slot: Slot, place: int) -> bool:
+        """Whether the group at ``place`` in line, if delayed by one place, is in time."""
+        if self._rules.cuts:
+            return True
+        turn = (self._num_trained + 1 + place) // self._rules.prompts_per_step
+        in_time = turn - slot.version <= self._rules.max_staleness
+        return place < self._rules.window and in_time
+
     async def advance(self, *, version: int) -> None:
-        """Say that ``version`` is sampled from now on: frees budget, wakes the producer."""
+        """Say that ``version`` is sampled from now on: frees budget, wakes the producer.
+
+        Groups that could not be trained by then any more are cut.
+        """
         async with self._changed:
             self._version = version
+            oldest = version - self._rules.max_staleness
+            for slot in [slot for slot in self._line if slot.version < oldest]:
+                assert self._rules.cuts, "a group has not come to its turn in time"
+                self._line.remove(slot)
+                slot.cut = True
+                if slot.group is None:
+                    self._expired.append(slot)
+                else:
+                    self._give_up(slot.group)
             self._changed.notify_all()
+
+    def _give_up(self, group: TrajectoryGroup) -> None:
+        group.cut = group.gave_up = True
+        self._given_up.append(group)
 
 
 def _replaced(refills: int, num_failed: int) -> str:

@@ -50,6 +50,17 @@ class TreeConfig:
         return None
 
 
+class Stragglers(StrEnum):
+    """What becomes of prompts that are slower than others. Named as written in a config."""
+
+    carry = "carry"
+    """They are waited for, in this step or, within ``max_staleness``, in a later one: every prompt
+    is trained."""
+    cut = "cut"
+    """Those that no step can train any more are ended and not trained, which favours prompts with
+    short episodes; what was cut is counted (``cut/*``) and recorded."""
+
+
 @dataclass(slots=True, kw_only=True)
 class RolloutConfig(LoopLimits):
     """How trajectories are sampled; the limits of an episode stand in the base class."""
@@ -71,7 +82,17 @@ class RolloutConfig(LoopLimits):
     collect_timeout_s: float = 1800.0
     """For all the trajectories of one step; then the run stops and says what was missing."""
     max_staleness: int = 0
-    """Policy versions a trajectory may lag behind the one it trains. 0 is on-policy."""
+    """Policy versions a trajectory may lag behind the one it trains, by its oldest token. 0 is
+    on-policy."""
+    oversubscribe: int | None = None
+    """Prompts sampled beyond those of the present step. What a step does not take is the next
+    one's (``stragglers=carry``) or given up (``cut``). None: as many as ``max_staleness`` allows,
+    which is ``max_staleness * trainer.prompts_per_step``; fewer make fresher samples."""
+    window: int = 0
+    """Unfinished prompts that a finished one may overtake, as far as all of them can still be
+    trained within ``max_staleness``. 0: strictly in order, so that a slow one holds up the rest."""
+    stragglers: Stragglers = Stragglers.carry
+    """What becomes of prompts that are not finished when a step has what it takes."""
     concurrency: int = 256
     """Trajectories in flight at once, in all processes together."""
     workers: int = 1
@@ -126,6 +147,14 @@ class FailureConfig:
     """Steps in a row without one trainable group before the run stops."""
     max_skipped_updates: int = 5
     """Updates in a row with a non-finite gradient before the run stops."""
+    max_start_mismatch: float = 1.05
+    """Mean ``exp(|difference of log-probabilities|)`` of engine and trainer at the first step of a
+    process, before it updates anything (``mismatch/exp_abs_mean``); above it the run stops. Both
+    hold the same weights then. Exactly 1 where they agree; rounding gives 1.000001 in float32 and
+    about 1.01 to 1.04 in bfloat16. 1 allows no difference at all."""
+    warn_mismatch: float = 1.05
+    """The same at every step, of the tokens that the present version sampled; above it a warning
+    is logged, once a run, and counted (``mismatch/warnings``)."""
     max_mismatch_kl: float = 0.5
     """KL per token, in nats, from the policy that the engine sampled with to that of the trainer
     before a step's first update (``mismatch/k3_kl``); above it the run stops. Rounding gives 1e-8

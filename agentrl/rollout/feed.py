@@ -69,6 +69,12 @@ class TaskFeed:
             self._in_flight[dispatch.index] = dispatch
             yield dispatch
 
+    def again(self, index: int) -> Dispatch:
+        """Hand out the prompt at ``index`` once more: a resumed run plays or awaits it again."""
+        dispatch = next(iter(self._stream.starting_at(index)))
+        self._in_flight[dispatch.index] = dispatch
+        return dispatch
+
     def observe(self, groups: Sequence[TrajectoryGroup]) -> None:
         """Hear of the groups of a step, oldest first, before the next step's are handed out.
 
@@ -80,6 +86,8 @@ class TaskFeed:
             if dispatch is None:
                 continue
             self._epoch = max(self._epoch, dispatch.epoch)
+            if group.cut:  # what it finished was what is quick
+                continue
             scores = [t.score for t in group.trajectories if not t.failed and t.score is not None]
             if self._curriculum is not None and scores:
                 rate = sum(score.success for score in scores) / len(scores)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agentrl.agent.branch import BranchPoint
+from agentrl.agent.cut import Cut
 from agentrl.errors import TrainingError
 from agentrl.rollout.config import FailureConfig, FailurePolicy, TreeConfig
 from agentrl.rollout.tasks import Dispatch
@@ -29,6 +30,8 @@ class Sample:
     """Where to go on from; None: from the start."""
     branch_points: list[BranchPoint] | None = None
     """Filled with the states that others may go on from; None: nobody will."""
+    cut: Cut = field(default_factory=Cut)
+    """Ends the episode early; shared by the samples of a prompt."""
 
 
 RunSample = Callable[[Sample], Awaitable[Trajectory]]
@@ -90,6 +93,8 @@ class GroupRunner:
         self._scope = (plan.purpose, namespace) if namespace else (plan.purpose,)
         self._concurrency = concurrency
         self._policy_version = policy_version
+        self._cuts: dict[int, Cut] = {}
+        """By the index of the prompts that are being sampled."""
 
     async def run(self, dispatch: Dispatch) -> TrajectoryGroup:
         """Sample one prompt.
@@ -105,6 +110,20 @@ class GroupRunner:
             policy_version=self._policy_version(),
             index=dispatch.index,
         )
+        self._cuts[dispatch.index] = Cut()
+        try:
+            await self._play(dispatch, group)
+        finally:
+            del self._cuts[dispatch.index]
+        return group
+
+    async def cut(self, dispatch: Dispatch) -> None:
+        """End the episodes of a prompt with what they have; nothing if none is being played."""
+        if dispatch.index in self._cuts:
+            self._cuts[dispatch.index].set()
+
+    async def _play(self, dispatch: Dispatch, group: TrajectoryGroup) -> None:
+        """Fill the group with its members, and its baseline, if any."""
         async with asyncio.TaskGroup() as playing:
             trees = [
                 playing.create_task(self._grow(dispatch, group, rounds)) for rounds in self._trees
@@ -118,7 +137,6 @@ class GroupRunner:
         group.trajectories = sorted(members, key=lambda member: member.sample_index)
         if greedy is not None:
             group.baseline, _ = greedy.result()
-        return group
 
     async def _grow(
         self, dispatch: Dispatch, group: TrajectoryGroup, rounds: Sequence[Sequence[int]]
@@ -170,10 +188,11 @@ class GroupRunner:
                 temperature=0.0 if sample_index == GREEDY_INDEX else self._temperature,
                 branch=choose_node(nodes, seed),
                 branch_points=points if keep_nodes else None,
+                cut=self._cuts[dispatch.index],
             )
             async with self._concurrency:
                 trajectory = await self._run_sample(sample)
-            if not trajectory.failed:
+            if not trajectory.failed or sample.cut.is_set:
                 break
             if self._failure.policy is FailurePolicy.fail_fast:
                 raise TrainingError(

@@ -13,7 +13,12 @@ from agentrl.rollout.tasks import Dispatch
 from agentrl.types import TrajectoryGroup
 
 RunGroup = Callable[[Dispatch], Awaitable[TrajectoryGroup]]
+CutGroup = Callable[[Dispatch], Awaitable[None]]
 Judge = Callable[[TrajectoryGroup], Verdict]
+
+
+async def never_cut(dispatch: Dispatch) -> None:
+    """Let a group that nobody waits for end by itself."""
 
 
 class Producer:
@@ -22,6 +27,7 @@ class Producer:
     Args:
         run_group: samples one prompt's group; failures inside are data, an exception ends the run.
         judge: what a finished group is good for.
+        cut: has the episodes of a group end now, with what they have.
     """
 
     def __init__(
@@ -30,34 +36,40 @@ class Producer:
         buffer: RolloutBuffer,
         run_group: RunGroup,
         judge: Judge,
+        cut: CutGroup = never_cut,
     ) -> None:
         self._stream = stream
         self._buffer = buffer
         self._run_group = run_group
         self._judge = judge
+        self._cut = cut
+        self.cursor = 0
+        """Index in the stream of the prompt after the last one that was dispatched."""
 
     @asynccontextmanager
     async def running(self, *, start: int) -> AsyncIterator[None]:
         """Dispatch from the ``start``-th task on, until the block is left.
 
-        Leaving cancels the groups in flight and waits for them: agent loops close their
-        environments and tools under deadlines of their own.
+        What stands in line unfinished, in a resumed run, is played first. Leaving cancels the
+        groups in flight and waits for them: agent loops close their environments and tools under
+        deadlines of their own.
         """
-        dispatcher = asyncio.create_task(self._dispatch(start), name="producer")
+        self.cursor = start
+        dispatcher = asyncio.create_task(self._produce(start), name="producer")
         try:
             yield
         finally:
             dispatcher.cancel()
             await asyncio.gather(dispatcher, return_exceptions=True)
 
-    async def _dispatch(self, start: int) -> None:
+    async def _produce(self, start: int) -> None:
         try:
             async with asyncio.TaskGroup() as groups:
-                prompts = self._stream.starting_at(start)
-                while True:
-                    slot = await self._buffer.reserve()
-                    # Not before there is room: what has been trained by then decides what comes.
-                    groups.create_task(self._deliver(next(prompts), slot))
+                for slot in self._buffer.line:
+                    if slot.verdict is None:
+                        groups.create_task(self._deliver(slot))
+                groups.create_task(self._cut_stragglers())
+                await self._dispatch(start, groups)
         except BaseExceptionGroup as error:
             await self._buffer.fail(_first(error))
         except asyncio.CancelledError as error:
@@ -69,7 +81,24 @@ class Producer:
         except Exception as error:
             await self._buffer.fail(error)
 
-    async def _deliver(self, dispatch: Dispatch, slot: Slot) -> None:
+    async def _dispatch(self, start: int, groups: asyncio.TaskGroup) -> None:
+        prompts = self._stream.starting_at(start)
+        while True:
+            slot = await self._buffer.reserve()
+            # Not before there is room: what has been trained by then decides what comes.
+            slot.dispatch = next(prompts)
+            self.cursor = slot.dispatch.index + 1
+            groups.create_task(self._deliver(slot))
+
+    async def _cut_stragglers(self) -> None:
+        while True:
+            slot = await self._buffer.next_cut()
+            assert slot.dispatch is not None
+            await self._cut(slot.dispatch)
+
+    async def _deliver(self, slot: Slot) -> None:
+        dispatch = slot.dispatch
+        assert dispatch is not None
         try:
             group = await self._run_group(dispatch)
             verdict = self._judge(group)

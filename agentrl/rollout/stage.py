@@ -20,7 +20,7 @@ from agentrl.rollout.groups import Sample
 from agentrl.sandbox.base import SandboxProvider
 from agentrl.tool.binding import Toolbox
 from agentrl.tool.parsers import make_parser
-from agentrl.types import Trajectory
+from agentrl.types import StopReason, Trajectory
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,21 +45,25 @@ class Stage:
             temperature=sample.temperature,
             branch=sample.branch,
             branch_points=sample.branch_points,
+            cut=sample.cut,
         )
+        if sample.cut.is_set:
+            return _never_opened(request, StopReason.CUT, "its group was cut before it began")
         try:
             env = await self.hosts.open()
         except AgentRLError as error:
-            return _never_opened(request, error)
+            stop_reason = classify(error)
+            if stop_reason is None:
+                raise
+            # One that cannot be made costs its own trajectory, as any other failure.
+            return _never_opened(request, stop_reason, named(error))
         if self.reward is not None:
             self.reward.bind(env)
         return await self.loop.run(env, request, policy=policy)
 
 
-def _never_opened(request: EpisodeRequest, error: AgentRLError) -> Trajectory:
-    """An environment whose constructor fails costs its own trajectory, as any other failure."""
-    stop_reason = classify(error)
-    if stop_reason is None:
-        raise error
+def _never_opened(request: EpisodeRequest, stop_reason: StopReason, error: str) -> Trajectory:
+    """Return an episode that ended before its environment was there."""
     return Trajectory(
         id=request.trajectory_id,
         env_id=request.env_id,
@@ -72,7 +76,7 @@ def _never_opened(request: EpisodeRequest, error: AgentRLError) -> Trajectory:
         turns=[],
         messages=[],
         stop_reason=stop_reason,
-        error=named(error),
+        error=error,
         parent=None if request.branch is None else request.branch.sample_index,
         branch_turn=0 if request.branch is None else len(request.branch.turns),
     )

@@ -107,16 +107,24 @@ def group_metrics(
 
 
 def staleness_metrics(trajectories: Iterable[Trajectory], current_version: int) -> dict[str, float]:
-    """``staleness/{mean,max}``: versions that sampled tokens lag behind, over tokens."""
-    lags = [
-        current_version - segment.policy_version[segment.loss_mask].astype(np.int64)
+    """``staleness/{mean,max,token_mean}``: versions that what was sampled lags behind.
+
+    ``mean`` and ``max`` are over trajectories, each as old as its oldest token; ``token_mean`` is
+    over tokens.
+    """
+    sampled_by = [
+        np.concatenate([s.policy_version[s.loss_mask] for s in trajectory.segments])
         for trajectory in trajectories
-        for segment in trajectory.segments
+        if trajectory.num_sampled_tokens
     ]
-    flat = np.concatenate(lags) if lags else np.zeros(0)
-    if not len(flat):
+    if not sampled_by:
         return {}
-    return {"staleness/mean": float(flat.mean()), "staleness/max": float(flat.max())}
+    oldest = [current_version - int(versions.min()) for versions in sampled_by]
+    return {
+        "staleness/mean": float(np.mean(oldest)),
+        "staleness/max": float(max(oldest)),
+        "staleness/token_mean": float(current_version - np.concatenate(sampled_by).mean()),
+    }
 
 
 def throughput_metrics(

@@ -6,6 +6,7 @@
                             state.json           progress, generators, configuration, versions
                             tensors.safetensors  tensors among them
                             actor/, critic/      what the engine of that role saved, rank by rank
+                            waiting/             groups that were sampled ahead, if any
 
 A checkpoint is written in the background under another name, forced to disk and then renamed, so a
 run that is killed leaves the previous ones as they were. Loading compares every checksum first; a
@@ -22,11 +23,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from safetensors import SafetensorError
 
-from agentrl.dist.engine import PendingSave, TrainEngine
+from agentrl.dist.engine import PendingSave
 from agentrl.dist.sharded_state import sync_to_disk
 from agentrl.errors import CheckpointError
 from agentrl.train.manifest import read_manifest, step_name, step_of, verify, write_manifest
@@ -37,6 +38,14 @@ from agentrl.train.state_file import EncodedState, encode_state, read_state
 logger = logging.getLogger(__name__)
 
 _HIDDEN = (".writing-", ".deleting-")
+
+
+class Part(Protocol):
+    """A part of a run with a state of its own: a training engine, groups that wait."""
+
+    def save(self, directory: Path) -> PendingSave:
+        """Write it into ``directory``, which exists; returns once the state is copied."""
+        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,7 +118,7 @@ class CheckpointStore:
     def save(
         self,
         step: int,
-        engines: Mapping[str, TrainEngine],
+        parts: Mapping[str, Part],
         progress: Mapping[str, Any],
         *,
         score: float | None,
@@ -119,7 +128,7 @@ class CheckpointStore:
         When it is complete, what neither ``keep_last`` nor ``keep_best`` asks for is deleted.
 
         Args:
-            engines: by role; each saves into a directory of that name.
+            parts: by name; each saves into a directory of that name.
             progress: what else resuming needs.
             score: success on held-out tasks, where it was measured at this step.
 
@@ -134,7 +143,7 @@ class CheckpointStore:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._delete_leftovers()
             writing.mkdir()
-            pending = [_begin(engine, writing / role) for role, engine in engines.items()]
+            pending = [_begin(part, writing / name) for name, part in parts.items()]
         self._saving = _in_background(
             lambda: self._complete(writing, target, pending, state, step=step, score=score)
         )
@@ -328,9 +337,9 @@ def _mapping(state: Mapping[str, Any], name: str) -> dict[str, Any]:
     return state[name]
 
 
-def _begin(engine: TrainEngine, directory: Path) -> PendingSave:
+def _begin(part: Part, directory: Path) -> PendingSave:
     directory.mkdir()
-    return engine.save(directory)
+    return part.save(directory)
 
 
 def _in_background(work: Callable[[], None]) -> Future[None]:

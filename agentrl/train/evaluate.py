@@ -105,3 +105,13 @@ def refuse_censored(groups: Sequence[TrajectoryGroup], *, what: str) -> None:
 def choose_tasks(tasks: Sequence[Task], limit: int) -> Sequence[Task]:
     """Return the first ``limit`` tasks (0: all): environments order a split to be stratified."""
     return tasks[:limit] if limit else tasks
+
+
+def held_out_success(metrics: Mapping[str, Any]) -> float | None:
+    """Mean success over environments on the validation split; None where it was not measured."""
+    found = [
+        float(value)
+        for name, value in metrics.items()
+        if name.startswith("val/") and name.endswith("/success")
+    ]
+    return sum(found) / len(found) if found else None

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
-from agentrl.dist.engine import TrainEngine
 from agentrl.train.assemble import TrainBatch
+from agentrl.train.checkpoint import Part
 
 Metrics = dict[str, Any]
 
@@ -39,6 +39,10 @@ class Learner(Protocol):
         """Return the rows that train, with advantages, and metrics."""
         ...
 
+    def measure_mismatch(self, batch: TrainBatch, step: int) -> Metrics:
+        """Compare engine and trainer before the update, where it will not be free in it."""
+        ...
+
     def update(self, train_batch: TrainBatch, step: int) -> Metrics:
         """Make the optimizer steps; returns their metrics."""
         ...
@@ -54,7 +58,7 @@ class Checkpoints(Protocol):
     def save(
         self,
         step: int,
-        engines: Mapping[str, TrainEngine],
+        parts: Mapping[str, Part],
         progress: dict[str, Any],
         *,
         score: float | None,
@@ -62,6 +66,7 @@ class Checkpoints(Protocol):
         """Begin to write a complete checkpoint, or none; returns once the state is copied.
 
         Args:
+            parts: by name: engines by role, and groups that wait.
             score: success on held-out tasks, where it was measured at this step; higher is better.
 
         Raises:

@@ -3,7 +3,7 @@
 Three objects absorb what differs between synchronous and asynchronous training: the
 :class:`~agentrl.rollout.buffer.RolloutBuffer` (how far sampling may run ahead), the
 :class:`Placement` (who owns the device while weights are updated) and the weight sync. There is no
-branch on the mode in the loop.
+branch on the mode in the loop: episodes go on while it computes, as far as the buffer lets them.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, NoReturn, TypeVar
 
 from agentrl.dist.engine import TrainEngine
-from agentrl.errors import Preempted
-from agentrl.rollout.buffer import RolloutBuffer
+from agentrl.errors import Preempted, TrainingError
+from agentrl.rollout.buffer import RolloutBuffer, Slot
 from agentrl.rollout.config import FailureConfig
 from agentrl.rollout.feed import TaskFeed
 from agentrl.rollout.producer import Producer
@@ -25,74 +25,59 @@ from agentrl.telemetry.metrics import rollout_metrics, staleness_metrics, throug
 from agentrl.telemetry.run_dir import RunDir
 from agentrl.telemetry.tracker import Tracker
 from agentrl.train.assemble import TrainBatch
+from agentrl.train.compute_thread import ComputeThread
 from agentrl.train.config import TrainerConfig
-from agentrl.train.evaluate import Evaluator
+from agentrl.train.evaluate import Evaluator, held_out_success
 from agentrl.train.guards import (
     count_empty_step,
     count_updates,
     refuse_mismatch,
     refuse_untrained,
+    warn_of_mismatch,
 )
 from agentrl.train.parts import Checkpoints, Learner, Metrics, Placement, Weights
 from agentrl.train.progress import Progress
-from agentrl.types import Trajectory, TrajectoryGroup
+from agentrl.train.waiting import waiting_part
+from agentrl.types import TrajectoryGroup
 
 T = TypeVar("T")
 
 
+@dataclass(kw_only=True, eq=False)
 class Trainer:
-    """Drives rollouts and updates until ``total_steps``. Takes finished parts.
+    """Drives rollouts and updates until ``total_steps``. Takes finished parts."""
 
-    Args:
-        engines: by role, ``actor`` among them; what a checkpoint holds.
-        assemble: groups -> batch (pure; no model has seen it).
-        max_refills: groups without signal that one step may replace by others.
-    """
+    config: TrainerConfig
+    failure: FailureConfig
+    collect_timeout_s: float
+    max_refills: int
+    """Groups without signal that one step may replace by others."""
+    progress: Progress
+    engines: Mapping[str, TrainEngine]
+    """By role, ``actor`` among them; what a checkpoint holds."""
+    learner: Learner
+    weights: Weights
+    placement: Placement
+    feed: TaskFeed
+    producer: Producer
+    buffer: RolloutBuffer
+    assemble: Callable[[Sequence[TrajectoryGroup]], TrainBatch]
+    """Groups -> batch (pure; no model has seen it)."""
+    evaluator: Evaluator
+    checkpoints: Checkpoints
+    run_dir: RunDir
+    tracker: Tracker
+    meter: Meter
+    compute: ComputeThread
 
-    def __init__(
-        self,
-        *,
-        config: TrainerConfig,
-        failure: FailureConfig,
-        collect_timeout_s: float,
-        max_refills: int,
-        progress: Progress,
-        engines: Mapping[str, TrainEngine],
-        learner: Learner,
-        weights: Weights,
-        placement: Placement,
-        feed: TaskFeed,
-        producer: Producer,
-        buffer: RolloutBuffer,
-        assemble: Callable[[Sequence[TrajectoryGroup]], TrainBatch],
-        evaluator: Evaluator,
-        checkpoints: Checkpoints,
-        run_dir: RunDir,
-        tracker: Tracker,
-        meter: Meter,
-    ) -> None:
-        self.config = config
-        self.failure = failure
-        self.collect_timeout_s = collect_timeout_s
-        self.max_refills = max_refills
-        self.progress = progress
-        self.engines = engines
-        self.learner = learner
-        self.weights = weights
-        self.placement = placement
-        self.feed = feed
-        self.producer = producer
-        self.buffer = buffer
-        self.assemble = assemble
-        self.evaluator = evaluator
-        self.checkpoints = checkpoints
-        self.run_dir = run_dir
-        self.tracker = tracker
-        self.meter = meter
+    def __post_init__(self) -> None:
+        """Begin where ``progress`` stands."""
         self._stop = asyncio.Event()
         self._stop_reason = ""
         self._save_s = 0.0
-        self._saved_step = progress.step  # what is resumed from, or 0: nothing to save yet
+        self._first_step = self.step
+        self._saved_step = self.step  # what is resumed from, or 0: nothing to save yet
+        self._line: list[Slot] = []  # sampled ahead of the last whole step
 
     @property
     def step(self) -> int:
@@ -113,19 +98,19 @@ class Trainer:
             while self.step < self.config.total_steps:
                 with self.meter.step(self.step + 1) as metrics:
                     groups = await self.unless_stopped(self.collect())
-                    batch = self.assemble(groups)
+                    batch = await self.compute.run(self.assemble, groups)
                     async with self.placement.training():
-                        batch = self.assign_credit(batch, metrics)
-                        metrics |= self.train_on(batch)
+                        batch = await self.assign_credit(batch, metrics)
+                        metrics |= await self.train_on(batch, groups)
                     metrics |= self.describe(groups, batch)
                     metrics |= await self.advance()
                     metrics |= await self.evaluate()
-                    self.record(groups, batch)
+                    await self.record(groups, batch, step=self.step)
                 metrics["timing_s/save"] = self._save_s  # of the checkpoint before this step
                 metrics |= throughput_metrics(metrics, trained_tokens=batch.num_tokens)
                 self.tracker.log(metrics, self.step)
-                self.save_if_due(metrics)
-                await self.open_next_step()
+                await self.save_if_due(metrics)
+                await self.buffer.advance(version=self.step)
         self.checkpoints.flush()
         refuse_untrained(self.engines["actor"])
 
@@ -152,16 +137,16 @@ class Trainer:
             for waiting in (task, stop):
                 waiting.cancel()
             await asyncio.gather(task, stop, return_exceptions=True)
-        self.save_and_end()
+        await self.save_and_end()
 
-    def save_and_end(self) -> NoReturn:
+    async def save_and_end(self) -> NoReturn:
         """Save the last whole step, if there is one, and say where the run stands.
 
         Raises:
             Preempted: always.
         """
         if self.step > self._saved_step:
-            self.save(score=None)
+            await self.save(score=None)
         self.checkpoints.flush()
         run = str(self.run_dir.path)
         raise Preempted(
@@ -178,47 +163,64 @@ class Trainer:
                 max_rejected=self.failure.max_empty_steps * self.config.prompts_per_step,
                 max_refills=self.max_refills,
             )
-        self.progress.cursor = groups[-1].index + 1
         self.feed.observe(groups)
         return groups
 
-    def assign_credit(self, batch: TrainBatch, metrics: Metrics) -> TrainBatch:
+    async def assign_credit(self, batch: TrainBatch, metrics: Metrics) -> TrainBatch:
         """Turn rewards into advantages; needs models where the estimator or the KL does."""
         with self.meter.span("credit"):
-            batch, found = self.learner.assign_credit(batch)
+            batch, found = await self.compute.run(self.learner.assign_credit, batch)
         metrics |= found
         return batch
 
-    def train_on(self, batch: TrainBatch) -> Metrics:
+    async def train_on(self, batch: TrainBatch, groups: Sequence[TrajectoryGroup]) -> Metrics:
         """Update critic and policy, or count a step that carries no signal for the policy.
 
         Raises:
-            TrainingError: too many such steps, or too many non-finite gradients, in a row; the
-                policy that is trained is not the one that sampled.
+            TrainingError: too many such steps, or too many non-finite gradients, in a row; or the
+                policy that is trained is not the one that sampled, whose tokens are then on disk.
         """
+        with self.meter.span("mismatch"):
+            metrics = await self.compute.run(self.learner.measure_mismatch, batch, self.step)
+        is_first = self.step == self._first_step
+        await self.refuse_mismatch(groups, batch, metrics, is_first=is_first)
         if batch.is_empty:
             empty = count_empty_step(self.progress, self.failure, batch.why_empty)
-            return {"actor/updates": 0, **empty}
+            return metrics | {"actor/updates": 0, **empty}
         with self.meter.span("update"):
-            metrics = self.learner.update(batch, self.step)
+            metrics |= await self.compute.run(self.learner.update, batch, self.step)
         if not metrics["actor/updates"] and not metrics.get("critic/head_start"):
             rejected = "algo.correction rejected every token"
             why = batch.why_empty if batch.batch is None else rejected
             return metrics | count_empty_step(self.progress, self.failure, why)
-        refuse_mismatch(self.progress, self.failure, metrics)
+        await self.refuse_mismatch(groups, batch, metrics, is_first=False)
         count_updates(self.progress, self.failure, metrics)
-        return metrics
+        return metrics | warn_of_mismatch(self.progress, self.failure, metrics)
+
+    async def refuse_mismatch(
+        self,
+        groups: Sequence[TrajectoryGroup],
+        batch: TrainBatch,
+        metrics: Metrics,
+        *,
+        is_first: bool,
+    ) -> None:
+        """Stop where the trained policy is not the sampled one, with the step's tokens on disk.
+
+        Raises:
+            TrainingError: it is not.
+        """
+        try:
+            refuse_mismatch(self.progress, self.failure, metrics, is_first=is_first)
+        except TrainingError:
+            await self.record(groups, batch, step=self.step + 1)
+            raise
 
     async def advance(self) -> Metrics:
         """Publish the new weights: from here on the next version is sampled."""
         self.progress.step += 1
         with self.meter.span("sync"):
             return await self.weights.publish(version=self.step)
-
-    async def open_next_step(self) -> None:
-        """Free the buffer's budget for the next step, which wakes the producer."""
-        if self.step < self.config.total_steps:
-            await self.buffer.advance(version=self.step)
 
     async def evaluate(self) -> Metrics:
         """Measure the policy where an evaluation is due, and store its trajectories."""
@@ -232,58 +234,51 @@ class Trainer:
 
     def describe(self, groups: Sequence[TrajectoryGroup], batch: TrainBatch) -> Metrics:
         """Metrics of what was sampled, failures and retries included."""
-        members = [trajectory for group in groups for trajectory in group.trajectories]
+        played = [group for group in groups if not group.cut]
         return {
             "step": self.step + 1,
             "policy_version": self.step,
             **rollout_metrics(
                 groups,
                 trained_ids=batch.trained_ids,
-                refilled=len(groups) - self.config.prompts_per_step,
+                refilled=len(played) - self.config.prompts_per_step,
             ),
-            **staleness_metrics(members, self.step),
+            **staleness_metrics((t for group in played for t in group.trajectories), self.step),
             **self.feed.metrics(),
         }
 
-    def record(self, groups: Sequence[TrajectoryGroup], batch: TrainBatch) -> None:
-        """Write the step's trajectories, failed and retried ones too."""
+    async def record(
+        self, groups: Sequence[TrajectoryGroup], batch: TrainBatch, *, step: int
+    ) -> None:
+        """Write the trajectories of ``step``, failed and retried ones too."""
         with self.meter.span("record"):
-            self.run_dir.write_trajectories(
-                self.step,
-                all_trajectories(groups),
+            await self.compute.run(
+                self.run_dir.write_trajectories,
+                step,
+                [trajectory for group in groups for trajectory in group.recorded],
                 advantages=batch.advantages,
+                trainer_logprobs=batch.trainer_logprobs,
                 sampling=self.config.trajectories,
             )
 
-    def save_if_due(self, metrics: Metrics) -> None:
+    async def save_if_due(self, metrics: Metrics) -> None:
         """Note where the run stands, and save that where due.
 
         Metrics and trajectories of the step are on disk by then.
         """
         self.progress.learner = self.learner.state_dict()
         self.progress.feed = self.feed.state_dict()
+        self.progress.cursor = self.producer.cursor
+        self._line = self.buffer.line
         last = self.step == self.config.total_steps
         every = self.config.save_every
         if last or (every and self.step % every == 0):
-            self.save(score=held_out_success(metrics))
+            await self.save(score=held_out_success(metrics))
 
-    def save(self, *, score: float | None) -> None:
+    async def save(self, *, score: float | None) -> None:
         """Begin to write a checkpoint of the last whole step."""
         started = time.perf_counter()
-        self.checkpoints.save(self.step, self.engines, asdict(self.progress), score=score)
+        parts = {**self.engines, **waiting_part(self._line)}
+        progress = asdict(self.progress)
+        await self.compute.run(self.checkpoints.save, self.step, parts, progress, score=score)
         self._save_s, self._saved_step = time.perf_counter() - started, self.step
-
-
-def held_out_success(metrics: Mapping[str, Any]) -> float | None:
-    """Mean success over environments on the validation split; None where it was not measured."""
-    found = [
-        float(value)
-        for name, value in metrics.items()
-        if name.startswith("val/") and name.endswith("/success")
-    ]
-    return sum(found) / len(found) if found else None
-
-
-def all_trajectories(groups: Sequence[TrajectoryGroup]) -> list[Trajectory]:
-    """Everything that was played for every group, in order."""
-    return [trajectory for group in groups for trajectory in group.recorded]

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.errors import CheckpointError, ConfigError, RegistryError, TrainingError
-from agentrl.rollout.buffer import RolloutBuffer, Verdict
+from agentrl.rollout.buffer import Lookahead, RolloutBuffer, Verdict
 from agentrl.rollout.curriculum import Curriculum, SuccessBand, curriculum_registry
 from agentrl.rollout.feed import TaskFeed
 from agentrl.rollout.mix import MixedStream
@@ -271,7 +271,7 @@ class Run:
         return Verdict.NO_SIGNAL if group.index % 5 == 0 else Verdict.TRAINABLE
 
     async def until(self, step: int) -> None:
-        buffer = RolloutBuffer(prompts_per_step=PER_STEP, max_staleness=0, version=self.step)
+        buffer = RolloutBuffer(Lookahead(prompts_per_step=PER_STEP), version=self.step)
         producer = Producer(self.feed, buffer, self.play, self.judge)
         async with asyncio.timeout(30), producer.running(start=self.cursor):
             while self.step < step:

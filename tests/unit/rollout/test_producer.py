@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from agentrl.errors import TrainingError
-from agentrl.rollout.buffer import RolloutBuffer, Verdict
+from agentrl.rollout.buffer import Lookahead, RolloutBuffer, Verdict
 from agentrl.rollout.producer import Producer
 from agentrl.rollout.tasks import Dispatch, TaskStream
 from agentrl.types import Task, TrajectoryGroup
@@ -50,7 +50,7 @@ def collect(stream: Stream, *, in_group: str = "none", in_judge: str = "none") -
         return Verdict.TRAINABLE
 
     async def scenario() -> None:
-        buffer = RolloutBuffer(prompts_per_step=4, max_staleness=0)
+        buffer = RolloutBuffer(Lookahead(prompts_per_step=4))
         async with (
             asyncio.timeout(DEADLINE_S),
             Producer(stream, buffer, play, judge).running(start=0),
@@ -88,7 +88,7 @@ def test_leaving_the_block_ends_the_groups_in_flight_without_an_error() -> None:
         raise AssertionError
 
     async def scenario() -> None:
-        buffer = RolloutBuffer(prompts_per_step=3, max_staleness=0)
+        buffer = RolloutBuffer(Lookahead(prompts_per_step=3))
         producer = Producer(
             TaskStream(TASKS, seed=0, source="t"), buffer, play, lambda group: Verdict.TRAINABLE
         )

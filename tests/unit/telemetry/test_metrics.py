@@ -155,13 +155,16 @@ def test_throughput_needs_tokens_and_time() -> None:
     assert throughput_metrics({"response_tokens/sum": 600, "timing_s/collect": 0.0}) == {}
 
 
-def test_staleness_is_over_sampled_tokens() -> None:
-    old = make_trajectory(seed=0, policy_version=3)
+def test_a_trajectory_is_as_old_as_its_oldest_token() -> None:
+    mixed = make_trajectory(seed=0, policy_version=5)
+    sampled = np.flatnonzero(mixed.segments[0].loss_mask)
+    mixed.segments[0].policy_version[sampled[0]] = 2
     new = make_trajectory(seed=1, policy_version=5)
-    metrics = staleness_metrics([old, new], current_version=5)
-    expected = 2 * old.num_sampled_tokens / (old.num_sampled_tokens + new.num_sampled_tokens)
-    assert metrics["staleness/mean"] == pytest.approx(expected)
-    assert metrics["staleness/max"] == 2
+    metrics = staleness_metrics([mixed, new], current_version=5)
+    assert metrics["staleness/mean"] == 1.5
+    assert metrics["staleness/max"] == 3
+    total = mixed.num_sampled_tokens + new.num_sampled_tokens
+    assert metrics["staleness/token_mean"] == pytest.approx(3 / total)
     assert staleness_metrics([], 0) == {}
 
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 
 from agentrl.batch import Batch
 from agentrl.errors import Preempted, TrainingError
-from agentrl.rollout.buffer import RolloutBuffer, Verdict
+from agentrl.rollout.buffer import Lookahead, RolloutBuffer, Slot, Verdict
 from agentrl.rollout.config import FailureConfig
 from agentrl.rollout.feed import TaskFeed
 from agentrl.rollout.producer import Producer
@@ -22,10 +23,11 @@ from agentrl.rollout.tasks import Dispatch, TaskStream
 from agentrl.telemetry.meter import Meter
 from agentrl.telemetry.run_dir import RunDir
 from agentrl.train.assemble import TrainBatch, assemble
+from agentrl.train.compute_thread import ComputeThread
 from agentrl.train.config import TrainerConfig
-from agentrl.train.evaluate import Evaluator
+from agentrl.train.evaluate import Evaluator, held_out_success
 from agentrl.train.progress import Progress
-from agentrl.train.trainer import Trainer, held_out_success
+from agentrl.train.trainer import Trainer
 from agentrl.types import Task, TrajectoryGroup
 
 TASKS = [Task(id=str(index), data={}) for index in range(8)]
@@ -53,12 +55,15 @@ class Parts:
         self.sampled: list[tuple[int, int]] = []
         self.version = -1
         self.num_updates, self.num_skipped = 1, 0
+        self.max_staleness = 0
+        self.line: list[Slot] = []
         self.untrainable = untrainable or set()
         self.batch = replace(
             assemble([], {}),
             batch=Batch.from_rows({"ids": [torch.zeros(3, dtype=torch.int64)]}),
         )
         self.metrics: list[dict[str, Any]] = []
+        self.measured: dict[str, Any] = {}
         self.tmp_path = tmp_path
 
     async def run_group(self, dispatch: Dispatch) -> TrajectoryGroup:
@@ -110,6 +115,9 @@ class Parts:
         self.events.append("credit")
         return batch, {"credit/seen": 1}
 
+    def measure_mismatch(self, batch: TrainBatch, step: int) -> dict[str, Any]:
+        return self.measured
+
     def update(self, train_batch: TrainBatch, step: int) -> dict[str, Any]:
         self.events.append(f"update {step}")
         return self.metrics[step] if step < len(self.metrics) else {"actor/updates": 1}
@@ -119,9 +127,12 @@ class Parts:
         return Verdict.FAILED if failed else Verdict.TRAINABLE
 
     def trainer(self, config: TrainerConfig, progress: Progress, failure: FailureConfig) -> Trainer:
-        buffer = RolloutBuffer(
-            prompts_per_step=config.prompts_per_step, max_staleness=0, version=progress.step
+        rules = Lookahead(
+            prompts_per_step=config.prompts_per_step,
+            max_staleness=self.max_staleness,
+            total_steps=config.total_steps,
         )
+        buffer = RolloutBuffer(rules, version=progress.step, line=self.line)
 
         feed = TaskFeed(TaskStream(TASKS, seed=0, source="t"), fingerprint="t")
 
@@ -153,6 +164,7 @@ class Parts:
             run_dir=RunDir.create(self.tmp_path / "run"),
             tracker=self,  # type: ignore[arg-type]
             meter=Meter(),
+            compute=ComputeThread(),
         )
 
 
@@ -197,7 +209,9 @@ def stopped(parts: Parts, *, when: str, **settings: Any) -> Progress:
     async def main() -> None:
         async with asyncio.timeout(30):
             trainer = parts.trainer(config, progress, FailureConfig())
-            parts.events.listener = lambda event: event == when and trainer.request_stop("SIGTERM")
+            stop = partial(trainer.request_stop, "SIGTERM")
+            loop = asyncio.get_running_loop()
+            parts.events.listener = lambda event: event == when and loop.call_soon_threadsafe(stop)
             await trainer.fit()
 
     with pytest.raises(Preempted, match=r"stopped by SIGTERM after step .*train --resume .*run"):
