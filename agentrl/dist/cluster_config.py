@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,3 +32,27 @@ class ClusterConfig:
     runtime_env: dict[str, Any] = field(default_factory=dict)
     """What Ray prepares for processes on their nodes, such as ``working_dir`` and ``env_vars``; see
     Ray's page on runtime environments."""
+
+
+def address_problems(key: str, address: str | None) -> Iterator[str]:
+    """Say what is wrong with the form of a cluster's address.
+
+    Args:
+        key: of the setting.
+        address: ``host:port``, ``auto`` or None.
+    """
+    if address is None or address == "auto":
+        return
+    if address.startswith("ray://"):
+        yield (
+            f"{key}={address!r}: Ray Client copies every batch over the network; run on a node of "
+            f"the cluster (`ray job submit` does) and write {key}=auto"
+        )
+        return
+    host, _, port = address.rpartition(":")
+    is_port = port.isascii() and port.isdigit() and 0 < int(port[:6]) < 2**16
+    if not host or "/" in host or not is_port:
+        yield (
+            f"{key}={address!r}: write host:port of the cluster's head (Ray's own port is 6379), "
+            "auto for the cluster that this machine belongs to, or leave it out to start Ray here"
+        )

@@ -5,22 +5,33 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import threading
+import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
 import ray
 
+from agentrl.dist.cluster_config import address_problems
 from agentrl.dist.placement import NodeResources
 from agentrl.errors import ConfigError
 
+logger = logging.getLogger(__name__)
+
 START_TIMEOUT_S = 180.0
 """For Ray to start, or to answer. A machine that does other work takes a minute."""
-_QUIET = {
+_HERE = "local"
+_LATE_NODE = "timed out during startup"
+_OF_RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # what Ray itself proposes; silences a warning
+    # By default 15: beside one busy process of anyone else a rank got a hundredth of a core, and
+    # its start passed every deadline.
+    "RAY_worker_niceness": "0",
 }
+"""Settings of Ray, where the environment has none of its own."""
 
 
 @contextmanager
@@ -54,12 +65,9 @@ def ray_cluster(
     if ray.is_initialized():
         yield _nodes()
         return
-    if address is not None and address.startswith("ray://"):
-        raise ConfigError(
-            f"cluster.address={address!r}: Ray Client copies every batch over the network; run on "
-            "a node of the cluster (`ray job submit` does) and write cluster.address=auto"
-        )
-    for name, value in _QUIET.items():
+    if problems := list(address_problems("cluster.address", address)):
+        raise ConfigError(problems[0])
+    for name, value in _OF_RAY.items():
         os.environ.setdefault(name, value)
     options: dict[str, Any] = {
         "runtime_env": runtime_env,
@@ -69,7 +77,7 @@ def ray_cluster(
     }
     if address is None:
         options |= {
-            "address": "local",  # never one that happens to run here
+            "address": _HERE,  # never one that happens to run here
             "num_cpus": num_cpus or len(os.sched_getaffinity(0)),
             "num_gpus": num_gpus,
             "object_store_memory": object_store_bytes,
@@ -77,17 +85,46 @@ def ray_cluster(
         }
     else:
         options["address"] = address
-    # The thread has to outlive the cluster: the kernel ends what it started when it ends.
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="ray") as executor:
-        _connect(executor, options, timeout_s)
+    connection = _connect(options, timeout_s)
+    try:
+        yield _nodes()
+    finally:
+        ray.shutdown()
+        connection.end()
+
+
+class _Connection:
+    """``ray.init``, which has no deadline, in a thread of its own.
+
+    The kernel ends what the thread started when it ends. It is a daemon, since a process that gave
+    up on Ray must be able to end.
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+        self._over = threading.Event()
+        self.connected: Future[None] = Future()
+        threading.Thread(target=self._run, name="ray", daemon=True).start()
+
+    def _run(self) -> None:
         try:
-            yield _nodes()
-        finally:
-            ray.shutdown()
+            ray.init(**self._options)
+        except BaseException as error:
+            self.connected.set_exception(error)
+        else:
+            self.connected.set_result(None)
+            self._over.wait()
+
+    def end(self) -> None:
+        """Let the thread end."""
+        self._over.set()
 
 
-def _connect(executor: ThreadPoolExecutor, options: dict[str, Any], timeout_s: float) -> None:
-    """Call ``ray.init`` with a deadline, which it has not itself.
+def _connect(options: dict[str, Any], timeout_s: float) -> _Connection:
+    """Connect in time, or refuse.
+
+    A node of ours that was late by Ray's own fixed patience of 30 s, which a machine that does
+    other work may well exceed, is started again while there is time.
 
     Raises:
         ConfigError: it failed, or was late.
@@ -96,19 +133,34 @@ def _connect(executor: ThreadPoolExecutor, options: dict[str, Any], timeout_s: f
     if ":" in where:
         _refuse_unreachable(where, timeout_s)
     logging.getLogger("ray").setLevel(logging.ERROR)
-    try:
-        executor.submit(ray.init, **options).result(timeout=timeout_s)
-    except TimeoutError as error:
-        executor.shutdown(wait=False)
-        raise ConfigError(
-            f"cluster.address={where!r}: Ray did not answer within {timeout_s:g} s; look whether "
-            "its head runs (`ray status`) and can be reached from here"
-        ) from error
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        raise ConfigError(
-            f"cluster.address={where!r}: no connection to Ray: {error}; start it with "
-            "`ray start --head`, correct the address, or leave it out to start one here"
-        ) from error
+    deadline = time.monotonic() + timeout_s
+    while True:
+        connection = _Connection(options)
+        try:
+            connection.connected.result(timeout=max(0.0, deadline - time.monotonic()))
+            return connection
+        except Exception as error:  # Ray raises whatever it meets, bare exceptions of its own too
+            if not connection.connected.done():
+                raise ConfigError(
+                    f"cluster.address={where!r}: Ray did not answer within {timeout_s:g} s; "
+                    + _what_to_do(where)
+                ) from error
+            if where == _HERE and _LATE_NODE in str(error) and time.monotonic() < deadline:
+                logger.warning("Ray was not up in 30 s on this machine; starting it again")
+                continue
+            said = str(error).strip() or type(error).__name__
+            raise ConfigError(
+                f"cluster.address={where!r}: no connection to Ray: {said}; {_what_to_do(where)}"
+            ) from error
+
+
+def _what_to_do(where: str) -> str:
+    if where == _HERE:
+        return "end what else runs on this machine, or raise the time it has (start_timeout_s)"
+    return (
+        "look whether its head runs (`ray status`; `ray start --head` starts it) and can be "
+        "reached from here, or leave the address out to start Ray on this machine"
+    )
 
 
 def _refuse_unreachable(address: str, timeout_s: float) -> None:

@@ -87,6 +87,10 @@ class Probe(Worker):
         return {name: os.environ.get(name) for name in names}
 
     @register(dispatch=OneToAll())
+    def niceness(self) -> int:
+        return os.nice(0)
+
+    @register(dispatch=OneToAll())
     def process(self) -> int:
         return os.getpid()
 
@@ -159,12 +163,19 @@ class FakeEngine:
         self.on_device = True
 
     def train_mini_batch(
-        self, batch: Batch | RowView, loss_fn: LossFn, *, tokens_per_micro_batch: int
-    ) -> dict[str, float]:
+        self,
+        batch: Batch | RowView,
+        loss_fn: LossFn,
+        *,
+        tokens_per_micro_batch: int,
+        keep: Sequence[str] = (),
+    ) -> dict[str, Any]:
         own = batch.select(range(batch.num_rows))
-        loss, metrics = loss_fn({"logprobs": own.tokens["ids"].float()}, own)
+        scores = {"logprobs": own.tokens["ids"].float()}
+        loss, metrics = loss_fn(scores, own)
         self.num_updates += 1
         total = {name: float(value) for name, value in metrics.items()}
+        total |= {f"{name}/tokens": scores[name] for name in keep}
         return total | {"loss": float(loss), "lr": 0.5, "grad_norm": 1.0, "skipped": 0.0}
 
     def infer_batch(

@@ -24,19 +24,18 @@ from agentrl.dist.build import EngineSpec, build_engine
 from agentrl.dist.config import ActorConfig, PoolConfig
 from agentrl.dist.engine_worker import EngineWorker
 from agentrl.dist.group_engine import GroupEngine
+from agentrl.dist.ray_cluster import ray_cluster
+from agentrl.dist.ray_group import RayOptions, RayWorkerGroup
+from agentrl.dist.ray_transport import store
 from agentrl.dist.worker_group import LocalWorkerGroup, WorkerGroup
 from agentrl.errors import CheckpointError, ConfigError, WorkerError, WorkerLost, WorkerTimeout
 from agentrl.model.load import LoadedModel
 from agentrl.testing.tokenizer import make_tokenizer
 
-from agentrl.dist.ray_cluster import ray_cluster
-from agentrl.dist.ray_group import RayOptions, RayWorkerGroup
-from agentrl.dist.ray_transport import store
+from . import group_workers
+from .group_workers import FakeBuilder, Probe, SumLoss
 
-from . import group_workers  # noqa: E402
-from .group_workers import FakeBuilder, Probe, SumLoss  # noqa: E402
-
-pytestmark = pytest.mark.timeout(150)
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(150)]
 POOL = PoolConfig(ranks=2, cpus_per_rank=1.0)
 
 
@@ -52,11 +51,28 @@ def cluster() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def probes() -> Iterator[RayWorkerGroup]:
-    """A group for all tests that leave it whole. They stand first: it is closed after them."""
-    group = RayWorkerGroup(Probe, 5, pool=POOL)
-    yield group
-    group.shutdown()
+def shared() -> Iterator[list[RayWorkerGroup]]:
+    """The group of all tests that leave it whole, if it is there; whoever needs room ends it."""
+    groups: list[RayWorkerGroup] = []
+    yield groups
+    for group in groups:
+        group.shutdown()
+
+
+@pytest.fixture
+def probes(shared: list[RayWorkerGroup]) -> RayWorkerGroup:
+    """The group of all tests that leave it whole."""
+    if not shared:
+        shared.append(RayWorkerGroup(Probe, 5, pool=POOL))
+    return shared[0]
+
+
+@pytest.fixture
+def room(shared: list[RayWorkerGroup]) -> None:
+    """See that the whole cluster is free."""
+    while shared:
+        shared.pop().shutdown()
+    assert nothing_is_reserved()
 
 
 def ids_batch(*lengths: int) -> Batch:
@@ -136,6 +152,10 @@ def test_ranks_get_the_settings_of_the_driver(probes: RayWorkerGroup) -> None:
     assert got == [{"NCCL_DEBUG": "WARN"}] * 2
 
 
+def test_ranks_get_as_much_of_a_core_as_other_processes(probes: RayWorkerGroup) -> None:
+    assert probes.call("niceness") == [os.nice(0)] * 2
+
+
 def test_calls_from_two_threads_reach_all_ranks_in_one_order(probes: RayWorkerGroup) -> None:
     found: list[int] = []
     threads = [
@@ -163,14 +183,15 @@ def test_a_group_that_finds_no_room_says_what_is_free(probes: RayWorkerGroup) ->
     assert probes.call("first") == 0
 
 
-def test_an_error_comes_at_once_and_ends_the_group(probes: RayWorkerGroup) -> None:
+def test_an_error_comes_at_once_and_ends_the_group(room: None) -> None:
+    group = RayWorkerGroup(Probe, pool=POOL)
     with pytest.raises(WorkerError) as found:  # rank 0 sits in a barrier meanwhile
-        probes.call("fail_on", 1, "boom")
+        group.call("fail_on", 1, "boom")
     text = str(found.value)
     assert text.startswith("rank 1 of 2 (process ")
     assert "Probe.fail_on raised RuntimeError: boom" in text
     assert "in fail_on\n    raise RuntimeError(message)" in text
-    refuses_calls(probes, because="fail_on: WorkerError: rank 1 of 2")
+    refuses_calls(group, because="fail_on: WorkerError: rank 1 of 2")
     assert nothing_is_reserved()
 
 
@@ -194,7 +215,7 @@ def killed_while_called(group: RayWorkerGroup) -> None:
     ids=["killed", "hangs"],
 )
 def test_a_rank_that_fails_is_named(
-    worker_fails: Callable[[RayWorkerGroup], Any], kind: type[Exception], said: str
+    room: None, worker_fails: Callable[[RayWorkerGroup], Any], kind: type[Exception], said: str
 ) -> None:
     group = RayWorkerGroup(Probe, pool=POOL)
     with pytest.raises(kind, match=said) as found:
@@ -206,13 +227,13 @@ def test_a_rank_that_fails_is_named(
     assert nothing_is_reserved()
 
 
-def test_a_worker_that_cannot_be_built_is_no_group() -> None:
+def test_a_worker_that_cannot_be_built_is_no_group(room: None) -> None:
     with pytest.raises(WorkerError, match=r"Probe.__init__ raised TypeError: .*unexpected keyword"):
         RayWorkerGroup(Probe, pool=PoolConfig(ranks=1), offfset=1)
     assert nothing_is_reserved()
 
 
-def test_two_roles_share_the_processes_of_a_group(tmp_path: Path) -> None:
+def test_two_roles_share_the_processes_of_a_group(room: None, tmp_path: Path) -> None:
     builders = {"actor": FakeBuilder(2.0), "critic": FakeBuilder(3.0)}
     group = RayWorkerGroup(EngineWorker, builders, pool=POOL)
     actor, critic = GroupEngine(group, "actor"), GroupEngine(group, "critic")
@@ -236,7 +257,7 @@ def test_two_roles_share_the_processes_of_a_group(tmp_path: Path) -> None:
 
 
 def test_two_ranks_train_as_one_process_does(
-    tiny_model: Callable[..., Any], ragged_batch: Callable[..., Batch]
+    room: None, tiny_model: Callable[..., Any], ragged_batch: Callable[..., Batch]
 ) -> None:
     batch = ragged_batch()
     num_tokens = int(batch.tokens["loss_mask"].sum())

@@ -11,15 +11,15 @@ from functools import partial
 from typing import Any, TypeVar
 
 import pytest
-import ray
 
 import agentrl.dist.ray_service as service_module
 from agentrl.dist.config import PoolConfig
+from agentrl.dist.ray_cluster import ray_cluster
 from agentrl.dist.ray_service import ServiceClient, ServicePool
 from agentrl.errors import ConfigError, RewardError, RewardServiceError, WorkerTimeout
 
 T = TypeVar("T")
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(180)]
 
 
 class Echo:
@@ -48,9 +48,8 @@ class Echo:
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+    with ray_cluster(num_cpus=4):
+        yield
 
 
 @pytest.fixture
