@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
+from agentrl.dist.cluster_config import ClusterConfig, address_problems
 from agentrl.dist.config import PlacementConfig, PoolConfig
-from agentrl.dist.placement import DEFAULT_POOL
+from agentrl.dist.placement import DEFAULT_POOL, MIN_SHARE, pool_problems
 
 if TYPE_CHECKING:
     from agentrl.config.schema import Config
@@ -21,6 +22,10 @@ _RANK_SHARE = 0.6
 """Of a GPU that a training rank shares with rollout workers. Above a half, so that Ray never gives
 two ranks the same one; memory is not divided by it, since they take turns."""
 _MAX_WORKERS = 4096
+_MAX_CPUS = 4096
+_PER_PROCESS = ("address", "gpus", "cpus_per_rollout_worker", "gpus_per_rollout_worker")
+_PER_PROCESS += ("runtime_env",)
+"""Settings of ``cluster`` that say what processes get, of which one process reads nothing."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -73,9 +78,16 @@ def cluster_problems(config: Config) -> Iterator[str]:
         yield f"cluster.gpus={cluster.gpus}: must be at least 0"
     if cluster.max_restarts < 0:
         yield f"cluster.max_restarts={cluster.max_restarts}: must be at least 0"
+    yield from address_problems("cluster.address", cluster.address)
+    for name, pool in config.placement.pools.items():
+        yield from pool_problems(f"placement.pools.{name}", pool)
+    if not MIN_SHARE <= cluster.cpus_per_rollout_worker <= _MAX_CPUS:
+        yield (
+            f"cluster.cpus_per_rollout_worker={cluster.cpus_per_rollout_worker:g}: must be between "
+            f"{MIN_SHARE:g} and {_MAX_CPUS}"
+        )
     above_zero = {
         "cluster.start_timeout_s": cluster.start_timeout_s,
-        "cluster.cpus_per_rollout_worker": cluster.cpus_per_rollout_worker,
         "weight_sync.timeout_s": config.weight_sync.timeout_s,
         "weight_sync.bucket_mb": config.weight_sync.bucket_mb,
     }
@@ -83,33 +95,34 @@ def cluster_problems(config: Config) -> Iterator[str]:
         if not (value > 0 and math.isfinite(value)):
             yield f"{key}={value:g}: must be a finite number above 0"
     yield from _gpu_problems(config)
-    pool = config.placement.roles.get(REWARD_MODEL)
-    others = [role for role, name in config.placement.roles.items() if name == pool]
-    if pool is not None and (pool == DEFAULT_POOL or len(others) > 1):
+    home = config.placement.roles.get(REWARD_MODEL)
+    others = [role for role, name in config.placement.roles.items() if name == home]
+    if home is not None and (home == DEFAULT_POOL or len(others) > 1):
         yield (
-            f"placement.roles.{REWARD_MODEL}={pool!r}: reward models need a pool of their own; add "
+            f"placement.roles.{REWARD_MODEL}={home!r}: reward models need a pool of their own; add "
             f"placement.pools.judge.ranks=1 and set placement.roles.{REWARD_MODEL}=judge, or leave "
             "the role out: rollout workers then hold them"
         )
 
 
 def _local_problems(config: Config) -> Iterator[str]:
-    pool = config.placement.pools.get(DEFAULT_POOL, PoolConfig())
-    needs_cluster = {
-        f"rollout.workers={config.rollout.workers}": config.rollout.workers != 1,
-        f"cluster.address={config.cluster.address!r}": config.cluster.address is not None,
-        f"cluster.gpus={config.cluster.gpus}": config.cluster.gpus != 0,
-        f"placement.pools.{DEFAULT_POOL}.ranks={pool.ranks}": pool.ranks != 1,
-        f"placement.roles={dict(config.placement.roles)}": bool(config.placement.roles),
-    }
-    for setting, is_set in needs_cluster.items():
-        if is_set:
-            yield f"{setting}: one process is all that cluster=local has; add cluster=ray"
+    found: dict[str, tuple[Any, Any]] = {"rollout.workers": (config.rollout.workers, 1)}
+    for name in _PER_PROCESS:
+        found[f"cluster.{name}"] = getattr(config.cluster, name), getattr(ClusterConfig(), name)
+    for name, pool in config.placement.pools.items():
+        for field in fields(PoolConfig):
+            now = getattr(pool, field.name)
+            found[f"placement.pools.{name}.{field.name}"] = now, field.default
+    found["placement.roles"] = dict(config.placement.roles), {}
+    for key, (value, default) in found.items():
+        if value != default:
+            yield f"{key}={value!r}: one process is all that cluster=local has; add cluster=ray"
 
 
 def _gpu_problems(config: Config) -> Iterator[str]:
     gpus = config.cluster.gpus_per_rollout_worker
-    if gpus is not None and not (0 <= gpus <= 1 or (gpus > 1 and gpus == int(gpus))):
+    is_share = gpus is None or gpus == 0 or MIN_SHARE <= gpus <= 1
+    if gpus is not None and not (is_share or (1 < gpus < math.inf and gpus == int(gpus))):
         yield (
             f"cluster.gpus_per_rollout_worker={gpus:g}: write 0, a part of one GPU, or a whole "
             "number; null shares those of the training ranks"
@@ -119,6 +132,9 @@ def _gpu_problems(config: Config) -> Iterator[str]:
             f"cluster.gpus={config.cluster.gpus} with placement.pools.{DEFAULT_POOL}: both say how "
             "many ranks train; leave one of them out"
         )
+    pool = placement_of(config).pools.get(DEFAULT_POOL, PoolConfig())
+    if any(pool_problems("", pool)) or config.rollout.workers < 1:
+        return  # told by its own name; what follows divides by it
     if rollout_share(config).shared and config.rollout.max_staleness:
         yield (
             f"rollout.max_staleness={config.rollout.max_staleness} with rollout workers that share "

@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Any
 from agentrl.config.cluster import placement_of
 from agentrl.config.environments import credit_configs
 from agentrl.dist.config import CriticConfig, EngineConfig, PoolConfig
-from agentrl.dist.layout import layout_problems
+from agentrl.dist.layout import MAX_RANKS, layout_problems
 from agentrl.dist.lora_checks import lora_problems
+from agentrl.dist.optimizer_checks import optimizer_problems
 from agentrl.dist.placement import DEFAULT_POOL
 from agentrl.errors import AgentRLError
 from agentrl.train.config import TINY
 
 if TYPE_CHECKING:
     from agentrl.config.schema import Config
-
-_MIN_LR = 1e-9  # AdamW moves a weight by about the rate, and float32 loses 6e-8 of a weight
 
 
 def engine_problems(config: Config) -> Iterable[str]:
@@ -92,31 +91,13 @@ def _engine(key: str, engine: EngineConfig, config: Config) -> Iterable[str]:
     for name in ("updates_per_step", "epochs", "tokens_per_micro_batch"):
         if (value := getattr(engine, name)) < 1:
             yield f"{key}.{name}={value}: must be at least 1"
-    for name in ("lr", "weight_decay", "grad_clip", "warmup_steps"):
-        value = getattr(engine, name)
-        if not (value >= 0 and math.isfinite(value)):
-            yield f"{key}.{name}={value}: must be a finite number of at least 0"
-    if not 0 <= engine.min_lr_fraction <= 1:
-        yield f"{key}.min_lr_fraction={engine.min_lr_fraction}: must be between 0 and 1"
-    if len(engine.betas) != 2 or not all(0 <= beta < 1 for beta in engine.betas):
-        yield (
-            f"{key}.betas={list(engine.betas)}: must be two numbers in [0, 1), "
-            f"for example {key}.betas=[0.9,0.95]"
-        )
-    if not (engine.eps > 0 and math.isfinite(engine.eps)):
-        yield f"{key}.eps={engine.eps}: must be a finite number above 0 (1e-8 is customary)"
+    yield from optimizer_problems(engine, prefix=f"{key}.")
     yield from layout_problems(
         key,
         num_ranks=_ranks_of(key, config),
         shard_size=engine.shard_size,
         sequence_parallel=engine.sequence_parallel,
     )
-    if 0 < engine.lr < _MIN_LR:
-        yield (
-            f"{key}.lr={engine.lr}: weights are float32 (with {key}.precision=bf16 too), where a "
-            "step below 6e-8 of a weight is lost: most would never move; use at least "
-            f"{_MIN_LR:g} (1e-6 is customary), or {key}.lr=0 to train nothing"
-        )
     sessions = config.trainer.prompts_per_step * config.rollout.n
     if engine.updates_per_step > sessions:
         yield (
@@ -127,10 +108,10 @@ def _engine(key: str, engine: EngineConfig, config: Config) -> Iterable[str]:
 
 
 def _ranks_of(role: str, config: Config) -> int:
-    """Return how many processes hold a role."""
+    """Return how many processes hold a role; a number that cannot be is refused by its pool."""
     placement = placement_of(config)
     pool = placement.roles.get(role, DEFAULT_POOL)
-    return placement.pools.get(pool, PoolConfig()).ranks
+    return min(max(placement.pools.get(pool, PoolConfig()).ranks, 1), MAX_RANKS)
 
 
 def _critic(critic: CriticConfig) -> Iterable[str]:

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+MAX_RANKS = 65_536
+"""Of a role: only catches a slip of the hand."""
+
 
 def layout_problems(
     role: str, *, num_ranks: int, shard_size: int, sequence_parallel: int
@@ -21,8 +24,8 @@ def layout_problems(
         shard_size: of the engine's settings; 0 shards over all ranks.
         sequence_parallel: of the engine's settings.
     """
-    if num_ranks < 1:
-        yield f"{num_ranks} ranks for {role}: must be at least 1"
+    if not 1 <= num_ranks <= MAX_RANKS:
+        yield f"{num_ranks} ranks for {role}: must be between 1 and {MAX_RANKS}"
         return
     if shard_size < 0 or (shard_size and num_ranks % shard_size):
         near = _join(nearest_divisors(num_ranks, shard_size))

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from agentrl.dist.config import PlacementConfig, PoolConfig
+from agentrl.dist.layout import MAX_RANKS
 from agentrl.errors import ConfigError
 
 ROLES = ("actor", "critic", "reference", "reward_model")
 """What can be placed."""
 DEFAULT_POOL = "train"
 """Where a role is that ``placement.roles`` does not name."""
+MIN_SHARE = 1e-4
+"""Of a CPU or GPU: Ray counts them in ten-thousandths."""
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 
@@ -84,7 +88,7 @@ def placement_problems(config: PlacementConfig, roles: Sequence[str]) -> Iterato
                 f"placement.pools.{name}: no role of this run lives there; remove it, or set "
                 f"placement.roles.ROLE={name} for one of {', '.join(roles)}"
             )
-        yield from _pool_problems(f"placement.pools.{name}", pool)
+        yield from pool_problems(f"placement.pools.{name}", pool)
 
 
 def capacity_problems(
@@ -134,12 +138,21 @@ def _node_problems(plan: PoolPlan, nodes: Sequence[NodeResources]) -> Iterator[s
         )
 
 
-def _pool_problems(key: str, pool: PoolConfig) -> Iterator[str]:
-    if pool.ranks < 1:
-        yield f"{key}.ranks={pool.ranks}: must be at least 1"
-    if pool.cpus_per_rank <= 0:
-        yield f"{key}.cpus_per_rank={pool.cpus_per_rank:g}: must be above 0, such as 1"
-    if pool.gpus_per_rank < 0 or (pool.gpus_per_rank > 1):
+def pool_problems(key: str, pool: PoolConfig) -> Iterator[str]:
+    """Say what of a pool's settings cannot work, whatever lives there.
+
+    Args:
+        key: of the pool.
+        pool: its settings.
+    """
+    if not 1 <= pool.ranks <= MAX_RANKS:
+        yield f"{key}.ranks={pool.ranks}: must be at least 1, and at most {MAX_RANKS}"
+    if not MIN_SHARE <= pool.cpus_per_rank < math.inf:
+        yield (
+            f"{key}.cpus_per_rank={pool.cpus_per_rank:g}: must be above 0, such as 1 (at least "
+            f"{MIN_SHARE:g})"
+        )
+    if pool.gpus_per_rank != 0 and not MIN_SHARE <= pool.gpus_per_rank <= 1:
         yield (
             f"{key}.gpus_per_rank={pool.gpus_per_rank:g}: a rank uses one GPU, or part of one; "
             f"write 1, and raise {key}.ranks for more"

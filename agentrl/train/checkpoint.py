@@ -323,8 +323,15 @@ def load_checkpoint(path: Path) -> Checkpoint:
     manifest = verify(path)
     try:
         state = read_state(path)
-        parts = {name: _mapping(state, name) for name in ("progress", "rng", "config", "versions")}
-        return Checkpoint(path=path, step=manifest.step, score=manifest.score, **parts)
+        return Checkpoint(
+            path=path,
+            step=manifest.step,
+            score=manifest.score,
+            progress=_mapping(state, "progress"),
+            rng=_mapping(state, "rng"),
+            config=_mapping(state, "config"),
+            versions=_mapping(state, "versions"),
+        )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise CheckpointError(
             f"the checkpoint {str(path)!r} cannot be read: {type(error).__name__}: {error}"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 
+from agentrl.dist.cluster_config import address_problems
 from agentrl.dist.config import (
     EngineConfig,
     LoraConfig,
@@ -16,8 +17,10 @@ from agentrl.dist.config import (
     Recompute,
     Schedule,
 )
-from agentrl.dist.layout import layout_problems
+from agentrl.dist.layout import MAX_RANKS, layout_problems
 from agentrl.dist.lora_checks import lora_problems
+from agentrl.dist.optimizer_checks import optimizer_problems
+from agentrl.dist.placement import pool_problems
 
 LOCAL, RAY = "local", "ray"
 _MAX_STEPS = 10**9
@@ -110,8 +113,6 @@ class SFTConfig(OptimizerConfig):
             "max_tokens": 2,
             "eval_every": 0,
             "save_every": 0,
-            "warmup_steps": 0,
-            "ranks": 1,
         }
         for name, least in at_least.items():
             if (value := getattr(self, name)) < least:
@@ -120,9 +121,11 @@ class SFTConfig(OptimizerConfig):
             yield f"steps={self.steps}: must be between 1 and {_MAX_STEPS:,}"
         if self.epochs is not None and not 0 < self.epochs <= _MAX_STEPS:
             yield f"epochs={self.epochs}: must be a number above 0"
-        for name in ("lr", "weight_decay", "grad_clip"):
-            if not (0 <= (value := getattr(self, name)) < math.inf):
-                yield f"{name}={value}: must be a finite number of at least 0"
+        if not 0 <= self.seed < 2**63:
+            yield f"seed={self.seed}: must be between 0 and 2**63 - 1"
+        if not 0 < self.start_timeout_s < math.inf:
+            yield f"start_timeout_s={self.start_timeout_s}: must be a finite number above 0"
+        yield from optimizer_problems(self, prefix="")
         yield from lora_problems(self.lora)
         if self.cluster not in (LOCAL, RAY):
             yield f"cluster={self.cluster!r}: write {LOCAL} or {RAY}"
@@ -131,11 +134,13 @@ class SFTConfig(OptimizerConfig):
                 f"ranks={self.ranks} gpus_per_rank={self.gpus_per_rank:g} address={self.address}: "
                 "one process is all that cluster=local has; add cluster=ray"
             )
+        yield from address_problems("address", self.address)
+        yield from (item.replace("pool.", "") for item in pool_problems("pool", self.pool()))
         yield from (
             problem.replace("model.", "")
             for problem in layout_problems(
                 "model",
-                num_ranks=max(self.ranks, 1),
+                num_ranks=min(max(self.ranks, 1), MAX_RANKS),
                 shard_size=self.shard_size,
                 sequence_parallel=self.sequence_parallel,
             )

@@ -42,6 +42,26 @@ def test_cluster_ray_is_a_choice() -> None:
         ([*RAY, "placement.pools.train.ranks=two"], "placement.pools.train.ranks.*'two'"),
         ([*RAY, "placement.pools.train=2"], "write placement.pools.train.ranks="),
         ([ENV, "placement.pools.train.ranks=2"], "ranks=2: one process is all"),
+        ([ENV, "placement.pools.train.gpus_per_rank=1"], "gpus_per_rank=1.0: one process is all"),
+        ([ENV, "placement.pools.train.cpus_per_rank=nan"], "cpus_per_rank=nan: one process"),
+        ([ENV, "cluster.runtime_env.working_dir=x"], "cluster.runtime_env=.*one process is all"),
+        ([ENV, "cluster.gpus_per_rollout_worker=1"], "gpus_per_rollout_worker=1.0: one process"),
+        (
+            [*RAY, "placement.pools.train.ranks=0"],
+            r"^placement.pools.train.ranks=0: [^\n]*$",
+        ),
+        (
+            [*RAY, "placement.pools.train.ranks=100000000000", "actor.sequence_parallel=7"],
+            "placement.pools.train.ranks=100000000000: must be .* at most 65536",
+        ),
+        ([*RAY, "placement.pools.train.gpus_per_rank=nan"], "train.gpus_per_rank=nan: a rank uses"),
+        ([*RAY, "placement.pools.train.gpus_per_rank=1e-9"], "train.gpus_per_rank=1e-09"),
+        ([*RAY, "placement.pools.train.cpus_per_rank=nan"], "cpus_per_rank=nan: must be above 0"),
+        ([*RAY, "placement.pools.train.cpus_per_rank=1e-9"], "cpus_per_rank=1e-09: must be above"),
+        ([*RAY, "cluster.cpus_per_rollout_worker=1e300"], r"=1e\+300: must be between 0.0001 and"),
+        ([*RAY, "cluster.gpus_per_rollout_worker=inf"], "gpus_per_rollout_worker=inf: write 0"),
+        ([*RAY, "cluster.gpus_per_rollout_worker=nan"], "gpus_per_rollout_worker=nan: write 0"),
+        ([*RAY, "cluster.gpus=-1"], r"^cluster.gpus=-1: must be at least 0$"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_way_out(overrides: list[str], message: str) -> None:
@@ -88,3 +108,17 @@ def test_without_sharing_each_has_gpus_of_its_own_or_none(
     assert not share.shared and share.gpus == worker
     pool = placement_of(config).pools.get("train")
     assert rank == (None if pool is None else pool.gpus_per_rank)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", "head", "10.0.0.1", ":6379", "head:", "head:0", "head:99999", "http://head:8265", "a:b"],
+)
+def test_an_address_of_another_form_is_refused_before_anything_starts(address: str) -> None:
+    with pytest.raises(ConfigError, match="cluster.address=.*write host:port"):
+        load([*RAY, f"cluster.address='{address}'"])
+
+
+@pytest.mark.parametrize("address", ["auto", "head:6379", "10.0.0.1:1", "[::1]:6379"])
+def test_an_address_of_the_right_form_is_tried(address: str) -> None:
+    assert load([*RAY, f"cluster.address='{address}'"]).cluster.address == address

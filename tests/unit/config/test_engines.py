@@ -23,6 +23,7 @@ def refusals(*overrides: str) -> list[str]:
     ("override", "words"),
     [
         ("lr=-1", "lr=-1.0: must be a finite number of at least 0"),
+        ("lr=2", "lr=2.0: AdamW moves every weight by about the rate"),
         ("lr=1e-10", "lr=1e-10: weights are float32 (with KEY.precision=bf16 too)"),
         ("epochs=0", "epochs=0: must be at least 1"),
         ("tokens_per_micro_batch=0", "tokens_per_micro_batch=0: must be at least 1"),
