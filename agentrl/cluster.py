@@ -24,11 +24,17 @@ from agentrl.errors import ConfigError
 from agentrl.model.blueprint import Blueprint
 from agentrl.model.load import LoadedModel
 from agentrl.plan import Plan
-from agentrl.playground import Playground, open_playground, open_policy, open_sandboxes
+from agentrl.playground import (
+    GroupRunners,
+    Playground,
+    open_playground,
+    open_policy,
+    open_sandboxes,
+)
 from agentrl.reward.service import RewardModels, ScoringService
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.groups import GroupPlan
-from agentrl.rollout.producer import RunGroup
+from agentrl.rollout.producer import CutGroup, RunGroup
 from agentrl.rollout.tasks import Dispatch
 from agentrl.rollouts import FitToModel, OneOwner, TakesTurns
 from agentrl.train.environments import make_environments
@@ -57,10 +63,10 @@ class HostSpec:
 
 @dataclass(slots=True, frozen=True)
 class PlaygroundHost:
-    """A playground behind the two things that a worker asks of it."""
+    """A playground behind the few things that a worker asks of it."""
 
     ground: Playground
-    runners: Mapping[str, RunGroup]
+    runners: Mapping[str, GroupRunners]
 
     @property
     def engine(self) -> RolloutEngine:
@@ -70,6 +76,10 @@ class PlaygroundHost:
     async def run_group(self, purpose: str, dispatch: Dispatch) -> TrajectoryGroup:
         """Sample one prompt."""
         return await self.runners[purpose](dispatch)
+
+    async def cut(self, purpose: str, dispatch: Dispatch) -> None:
+        """End the episodes of a prompt with what they have."""
+        await self.runners[purpose].cut(dispatch)
 
 
 @asynccontextmanager
@@ -111,6 +121,10 @@ class ClusterRollouts:
     def runner(self, purpose: str) -> RunGroup:
         """Return what has a group played by the worker with the fewest of them."""
         return partial(self.pool.run_group, purpose)
+
+    def cutter(self, purpose: str) -> CutGroup:
+        """Return what has a group end where it is being played."""
+        return partial(self.pool.cut, purpose)
 
     def weights(self, actor: TrainEngine) -> Weights:
         """Return what carries the policy of ``actor`` to every worker."""

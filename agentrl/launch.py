@@ -166,6 +166,7 @@ def _trainer(
             buffer,
             rollouts.runner(TRAIN),
             partial(judge, config=config, credit=plan.credit),
+            rollouts.cutter(TRAIN),
         ),
         buffer=buffer,
         assemble=partial(assemble, configs=plan.credit),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +21,6 @@ from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.engines import engine_registry
 from agentrl.rollout.engines.build import EngineSetup
 from agentrl.rollout.groups import GroupPlan, GroupRunner
-from agentrl.rollout.producer import RunGroup
 from agentrl.rollout.stage import Stage, open_stage
 from agentrl.rollout.tasks import Dispatch
 from agentrl.sandbox.config import SandboxConfig
@@ -64,7 +63,7 @@ class Playground:
     stages: Sequence[Stage]
     concurrency: asyncio.Semaphore
 
-    def groups(self, config: Config, plan: GroupPlan) -> RunGroup:
+    def groups(self, config: Config, plan: GroupPlan) -> GroupRunners:
         """Return what samples prompts as ``plan`` says, each in its environment."""
         runners = {
             stage.entry.name: GroupRunner(
@@ -80,10 +79,22 @@ class Playground:
             for stage in self.stages
         }
 
-        async def run(dispatch: Dispatch) -> TrajectoryGroup:
-            return await runners[dispatch.env].run(dispatch)
+        return GroupRunners(runners)
 
-        return run
+
+@dataclass(slots=True, frozen=True)
+class GroupRunners:
+    """Samples prompts, each in its environment."""
+
+    by_env: Mapping[str, GroupRunner]
+
+    async def __call__(self, dispatch: Dispatch) -> TrajectoryGroup:
+        """Sample one prompt."""
+        return await self.by_env[dispatch.env].run(dispatch)
+
+    async def cut(self, dispatch: Dispatch) -> None:
+        """End the episodes of a prompt with what they have."""
+        await self.by_env[dispatch.env].cut(dispatch)
 
 
 @asynccontextmanager

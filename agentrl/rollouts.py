@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,8 +14,8 @@ from agentrl.dist.engine import TrainEngine
 from agentrl.dist.weight_sync.inproc import InprocWeightSync
 from agentrl.model.load import LoadedModel
 from agentrl.plan import Plan
-from agentrl.playground import Playground, open_playground
-from agentrl.rollout.producer import RunGroup
+from agentrl.playground import GroupRunners, Playground, open_playground
+from agentrl.rollout.producer import CutGroup, RunGroup
 from agentrl.train.parts import Placement, Weights
 
 FitToModel = Callable[[Renderer], None]
@@ -42,6 +42,10 @@ class Rollouts(Protocol):
         """Return what samples a prompt for a purpose of the plan."""
         ...
 
+    def cutter(self, purpose: str) -> CutGroup:
+        """Return what has the episodes of such a prompt end with what they have."""
+        ...
+
     def weights(self, actor: TrainEngine) -> Weights:
         """Return what carries the policy of ``actor`` here."""
         ...
@@ -57,7 +61,8 @@ class LocalRollouts:
 
     ground: Playground
     config: Config
-    plan: Plan
+    runners: Mapping[str, GroupRunners]
+    """By purpose."""
 
     @property
     def model(self) -> LoadedModel:
@@ -69,7 +74,11 @@ class LocalRollouts:
 
     def runner(self, purpose: str) -> RunGroup:
         """See :class:`Rollouts`."""
-        return self.ground.groups(self.config, self.plan.groups[purpose])
+        return self.runners[purpose]
+
+    def cutter(self, purpose: str) -> CutGroup:
+        """See :class:`Rollouts`."""
+        return self.runners[purpose].cut
 
     def weights(self, actor: TrainEngine) -> Weights:
         """See :class:`Rollouts`."""
@@ -151,4 +160,5 @@ async def open_local(config: Config, plan: Plan, fit: FitToModel) -> AsyncIterat
     """
     async with open_playground(config, plan.environments, examples=plan.examples) as ground:
         fit(ground.renderer)
-        yield LocalRollouts(ground, config, plan)
+        runners = {name: ground.groups(config, groups) for name, groups in plan.groups.items()}
+        yield LocalRollouts(ground, config, runners)

@@ -87,6 +87,10 @@ class RayRolloutHandle:
         """Sample one prompt; arrays of a large group lie in the object store, read-only."""
         return await self._call(self._actor.run_group.remote(purpose, dispatch))
 
+    async def cut(self, purpose: str, dispatch: Dispatch) -> None:
+        """Have the episodes of a prompt end there with what they have."""
+        await self._call(self._actor.cut.remote(purpose, dispatch))
+
     async def load(self, shipment: Shipment) -> ServedWeights:
         """Fetch the buckets to the worker's node and load them."""
         # As arguments of their own they are there, and mapped, before the method runs.

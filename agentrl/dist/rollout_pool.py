@@ -33,6 +33,10 @@ class RolloutHandle(Protocol):
         """Sample one prompt; cancelling ends the episodes there too."""
         ...
 
+    async def cut(self, purpose: str, dispatch: Dispatch) -> None:
+        """Have the episodes of a prompt end with what they have; ``run_group`` returns it."""
+        ...
+
     async def load(self, shipment: Shipment) -> ServedWeights:
         """Take over weights, once no request is unfinished."""
         ...
@@ -93,6 +97,8 @@ class RolloutPool:
         self._changed = asyncio.Condition()
         self._control = asyncio.Lock()
         """Held while weights are loaded or devices change hands."""
+        self._playing: dict[tuple[str, int], tuple[_Member, RolloutHandle]] = {}
+        """(purpose, index of the prompt) -> where it is being played."""
         self._replacing: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
         self._shipment: Shipment | None = None
@@ -166,13 +172,28 @@ class RolloutPool:
         """
         while True:
             member, handle = await self._take()
+            self._playing[purpose, dispatch.index] = member, handle
             try:
                 return await handle.run_group(purpose, dispatch)
             except WorkerLost as error:
                 self.num_replayed += 1
                 await self._replace(member, handle, error)
             finally:
+                self._playing.pop((purpose, dispatch.index), None)
                 await self._give_back(member)
+
+    async def cut(self, purpose: str, dispatch: Dispatch) -> None:
+        """Have the episodes of a prompt end with what they have, where it is being played.
+
+        Raises:
+            WorkerLost: see :meth:`run_group`.
+        """
+        if (found := self._playing.get((purpose, dispatch.index))) is not None:
+            member, handle = found
+            try:
+                await handle.cut(purpose, dispatch)
+            except WorkerLost as error:
+                await self._replace(member, handle, error)
 
     async def _take(self) -> tuple[_Member, RolloutHandle]:
         async with self._changed:

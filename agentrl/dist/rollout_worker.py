@@ -41,6 +41,10 @@ class RolloutHost(Protocol):
         """
         ...
 
+    async def cut(self, purpose: str, dispatch: Dispatch) -> None:
+        """End the episodes of a prompt with what they have."""
+        ...
+
 
 OpenHost = Callable[[], AbstractAsyncContextManager[RolloutHost]]
 """Can be pickled: it is called in the worker's process."""
@@ -160,6 +164,10 @@ class RolloutWorker:
                 f"{type(error).__name__}({error}), which nothing asked for: look for sys.exit or a "
                 "cancellation in the environment or reward"
             ) from error
+
+    async def cut(self, purpose: str, dispatch: Dispatch) -> None:
+        """End the episodes of a prompt with what they have; :meth:`run_group` returns that."""
+        await self._started().cut(purpose, dispatch)
 
     async def load(self, version: int, *buckets: Bucket) -> ServedWeights:
         """Take over weights in place, once no request is unfinished, and say what is served.

@@ -24,6 +24,7 @@ class Fake:
     def __init__(self, index: int, serial: int) -> None:
         self.index, self.serial = index, serial
         self.playing: list[int] = []
+        self.cuts: list[tuple[str, int]] = []
         self.version: int | None = None
         self.asleep = self.closed = False
         self.go = asyncio.Event()
@@ -61,6 +62,12 @@ class Fake:
             policy_version=self.version,
             index=dispatch.index,
         )
+
+    async def cut(self, purpose: str, dispatch: Dispatch) -> None:
+        if self.dead.is_set():
+            raise WorkerLost(f"worker {self.index} is gone")
+        self.cuts.append((purpose, dispatch.index))
+        self.go.set()
 
     async def load(self, shipment: Shipment) -> ServedWeights:
         if self.stuck:
@@ -132,6 +139,28 @@ def test_groups_go_to_the_least_loaded_worker_up_to_its_limit() -> None:
         assert [group.index for group in await asyncio.gather(*groups)] == list(range(6))
         await pool.close()
         assert all(worker.closed for worker in crew.made)
+
+    run(main())
+
+
+def test_a_cut_reaches_the_worker_that_plays_the_group_and_no_other() -> None:
+    async def main() -> None:
+        crew = Crew()
+        pool = crew.pool()
+        await pool.start()
+        await pool.load(shipment(0), timeout_s=5)
+        groups = [asyncio.ensure_future(pool.run_group("train", dispatch(i))) for i in range(2)]
+        await settle()
+        await pool.cut("train", dispatch(1))
+        await pool.cut("train", dispatch(7))  # of nobody: it may have ended meanwhile
+        assert [worker.cuts for worker in crew.made] == [[], [("train", 1)]]
+        assert (await groups[1]).index == 1 and not groups[0].done()
+        crew.made[0].dead.set()
+        await settle()
+        crew.made[2].go.set()
+        assert (await groups[0]).index == 0
+        await pool.cut("train", dispatch(0))
+        await pool.close()
 
     run(main())
 

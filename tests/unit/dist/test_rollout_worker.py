@@ -40,6 +40,9 @@ class Host:
             id=purpose, task=dispatch.task, env_id="e", trajectories=[], policy_version=0
         )
 
+    async def cut(self, purpose: str, dispatch: Dispatch) -> None:
+        self.events.append(f"cut {purpose} {dispatch.index}")
+
 
 def opener(host: Host) -> Callable[[], Any]:
     @asynccontextmanager
