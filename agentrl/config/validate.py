@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.config.algorithm import algorithm_problems
+from agentrl.config.asynchrony import asynchrony_problems
 from agentrl.config.cluster import LOCAL, RAY, cluster_problems
 from agentrl.config.data import data_problems
 from agentrl.config.engines import engine_problems
@@ -46,6 +47,7 @@ def validate(config: Config) -> None:
         *_signal(config),
         *engine_problems(config),
         *algorithm_problems(config),
+        *asynchrony_problems(config),
         *mixed_credit_problems(config),
         *data_problems(config),
         *_budgets(config),
@@ -199,6 +201,12 @@ def _budgets(config: Config) -> Iterable[str]:
 
 def _failure(config: Config) -> Iterable[str]:
     failure = config.failure
+    for name in ("max_start_mismatch", "warn_mismatch"):
+        if not (value := getattr(failure, name)) >= 1:
+            yield (
+                f"failure.{name}={value}: a mean of exp(|difference|) is never below 1; 1.05 suits "
+                "bfloat16, 1.0001 float32"
+            )
     if not failure.max_mismatch_kl > 0:
         yield (
             f"failure.max_mismatch_kl={failure.max_mismatch_kl}: must be above 0; 1e-6 is strict "

@@ -34,6 +34,8 @@ class Fate(StrEnum):
     """It stays in its group without loss and outside of the baseline."""
     DROPPED = "dropped"
     """It was left out with its group, for instance because all earned the same."""
+    CUT = "cut"
+    """No step waited for its group."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,7 +68,7 @@ def censoring_metrics(records: Iterable[tuple[Trajectory, Fate, str]]) -> dict[s
     """
     counts: Counter[str] = Counter()
     for trajectory, fate, why in records:
-        bucket = f"tokens<={_bucket(trajectory.num_sampled_tokens)}"
+        bucket = length_bucket(trajectory.num_sampled_tokens)
         reason = (why or trajectory.stop_reason).replace("/", "-")
         counts[f"{_PREFIX}{trajectory.env_id}/{bucket}/{fate}/{reason}"] += 1
     return dict(sorted(counts.items()))
@@ -90,8 +92,9 @@ def censoring_rows(lines: Iterable[Mapping[str, Any]]) -> list[CensoringRow]:
     return [rows[key] for key in sorted(rows)]
 
 
-def _bucket(num_tokens: int) -> int:
+def length_bucket(num_tokens: int) -> str:
+    """Return ``tokens<=<n>`` with the smallest power of two, from 64 on, that is not below."""
     edge = _FIRST_EDGE
     while edge < num_tokens:
         edge *= 2
-    return edge
+    return f"tokens<={edge}"

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from agentrl.telemetry.censoring import Fate, censoring_metrics
+from agentrl.telemetry.cut import cut_metrics
 from agentrl.telemetry.environments import environment_metrics, is_flat
 from agentrl.types import ToolStatus, Trajectory, TrajectoryGroup
 
@@ -60,17 +61,21 @@ def rollout_metrics(
 ) -> dict[str, float]:
     """Summarise the groups of one step: trajectories, groups, environments, the censoring report.
 
+    Groups that were cut are counted as such, and enter nothing else but the censoring report.
+
     Args:
         groups: as sampled; attempts that were retried stand in ``group.discarded``.
         trained_ids: ids of the trajectories that entered the loss; None: every scored one.
         refilled: groups that were sampled in place of others.
         tools: see :func:`trajectory_metrics`.
     """
-    attempts = [item for group in groups for item in (*group.trajectories, *group.discarded)]
+    played = [group for group in groups if not group.cut]  # the cut ones' rewards are the quick's
+    attempts = [item for group in played for item in (*group.trajectories, *group.discarded)]
     return {
         **trajectory_metrics(attempts, tools=tools),
-        **group_metrics(groups, trained_ids=trained_ids, refilled=refilled),
-        **environment_metrics(groups),
+        **group_metrics(played, trained_ids=trained_ids, refilled=refilled),
+        **environment_metrics(played),
+        **cut_metrics([group for group in groups if group.cut]),
         **censoring_metrics(_fates(groups, trained_ids)),
     }
 
@@ -153,7 +158,9 @@ def _fates(
     for group in groups:
         why = "zero_variance" if is_flat(group) else "group_dropped"
         for member in group.trajectories:
-            if member.score is None:
+            if group.cut:
+                yield member, Fate.CUT, ""
+            elif member.score is None:
                 yield member, Fate.MASKED, ""
             elif _is_trained(member, trained_ids):
                 yield member, Fate.TRAINED, ""

@@ -117,7 +117,7 @@ def test_every_problem_is_named_at_once() -> None:
         ["failure.max_mismatch_kl=inf"],
         ["eval.temperature=0"],
         ["failure.policy=min_group", "failure.k=2"],
-        ["rollout.max_staleness=2"],
+        ["rollout.max_staleness=2", "algo.correction.reject=[{statistic: token_k1, high: 4}]"],
         ["model.device='cuda:1'"],
         ["model.device=cpu"],
         [f"trainer.seed={2**63 - 1}"],
