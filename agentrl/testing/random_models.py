@@ -80,13 +80,40 @@ BUILDERS: dict[str, Any] = {
 STATIC = [name for name in BUILDERS if name != "gpt2"]
 
 
+_WIDE_HEADS: dict[str, Any] = {
+    **_SIZES,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+SERVED: dict[str, Any] = {
+    "tiny-qwen3": lambda: Qwen3ForCausalLM(
+        Qwen3Config(**_WIDE_HEADS, head_dim=32, tie_word_embeddings=True)
+    ),
+    "tiny-llama": lambda: LlamaForCausalLM(
+        LlamaConfig(**_WIDE_HEADS, head_dim=32, attention_bias=True, tie_word_embeddings=False)
+    ),
+    "tiny-qwen2": lambda: Qwen2ForCausalLM(
+        Qwen2Config(**{**_WIDE_HEADS, "num_attention_heads": 2}, tie_word_embeddings=False)
+    ),
+    "qwen2.5-0.5b": lambda: Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=151_936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
+            num_attention_heads=14, num_key_value_heads=2, max_position_embeddings=32_768,
+            tie_word_embeddings=True,
+        )
+    ),
+}  # fmt: skip
+"""Models whose heads are wide enough for vLLM's kernels (32 and more), one of a real shape."""
+
+
 def build(name: str = "qwen3", seed: int = 0) -> Any:
-    """Build the model ``name`` of :data:`BUILDERS` in float32 and evaluation mode.
+    """Build the model ``name`` of :data:`BUILDERS` or :data:`SERVED` in float32, to evaluate.
 
     Its weights are large enough for a distribution that varies from token to token.
     """
     torch.manual_seed(seed)
-    model = BUILDERS[name]().eval()
+    model = (BUILDERS | SERVED)[name]().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:

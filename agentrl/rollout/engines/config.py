@@ -30,3 +30,60 @@ class HFEngineConfig:
     """``auto`` takes the device that the model is on."""
     dtype: str = "float32"
     """Of weights and cache while sampling; any torch dtype."""
+
+
+@dataclass(slots=True, kw_only=True)
+class VLLMEngineConfig:
+    """Settings of :class:`agentrl.rollout.engines.vllm.VLLMEngine`."""
+
+    max_context: int = 1024
+    """Most tokens of one session, prompt and answer together."""
+    max_num_seqs: int = 256
+    """Requests decoded at once; more wait their turn."""
+    max_batched_tokens: int | None = None
+    """Most tokens of one step, prefill and decode together. None leaves it to vLLM."""
+    gpu_memory_fraction: float = 0.4
+    """Of a GPU's memory that this engine takes: weights, KV cache and workspaces."""
+    cpu_cache_mb: int = 512
+    """MiB of KV cache of the CPU build, which has no fraction to go by."""
+    block_size: int | None = None
+    """Tokens of a block of the KV cache: prefixes are shared in whole blocks. None takes 16 on a
+    GPU and 32 on a CPU, whose build wants multiples of 32."""
+    dtype: str | None = None
+    """Of weights and cache while sampling; any torch dtype. None takes ``float32`` in deterministic
+    mode and ``bfloat16`` else."""
+    tensor_parallel: int = 1
+    """GPUs that the model is split over."""
+    enforce_eager: bool | None = None
+    """Launch every kernel by itself instead of replaying CUDA graphs. None: on a CPU only."""
+    torch_compile: bool = False
+    """Let vLLM compile the model too: a start that is one or two minutes longer, for nothing that
+    could be measured below a billion parameters."""
+    deterministic: bool = False
+    """Weights in float32, and kernels whose results do not depend on the batch where the build has
+    them."""
+    prefix_caching: bool = True
+    """Keep keys and values of finished requests for whatever begins alike."""
+    lora_rank: int = 0
+    """Largest rank of the adapters that :meth:`~agentrl.rollout.engines.vllm.VLLMEngine.
+    update_adapters` may bring; 0 takes none."""
+    sleep: bool = False
+    """Allocate so that ``sleep`` can give memory back. The CPU build cannot."""
+    seed: int = 0
+    """Of what a request does not seed; every request does."""
+    devices: str | None = None
+    """``CUDA_VISIBLE_DEVICES`` of the engine's process; None takes that of this process."""
+    start_timeout_s: float = 900.0
+    """For starting the process, loading vLLM and capturing graphs."""
+    drain_timeout_s: float = 600.0
+    """How long a weight update waits for unfinished requests before it fails."""
+    call_timeout_s: float = 300.0
+    """For the engine to answer to sleep, wake, a bucket of weights, or an adapter."""
+    health_timeout_s: float = 60.0
+    """How long the engine may take to answer that it is alive: longer than any one step."""
+    bucket_mb: int = 256
+    """MiB of weights that travel at once in :meth:`~agentrl.rollout.engines.vllm.VLLMEngine.
+    update_weights`; a pool of replicas brings its own buckets."""
+    log_path: str | None = None
+    """Where vLLM's log goes and stays. None: a temporary file, whose end stands in the error of an
+    engine that failed."""

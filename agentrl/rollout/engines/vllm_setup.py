@@ -1,0 +1,139 @@
+"""What vLLM's process is told at its start: model, arguments, environment. Imports no vLLM."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import EngineError
+from agentrl.rollout.engines.config import VLLMEngineConfig
+from agentrl.rollout.engines.vllm_installed import InstalledVLLM
+from agentrl.rollout.engines.vllm_wire import Setup
+
+WORKER_EXTENSION = "agentrl.rollout.engines.vllm_worker.WorkerExtension"
+_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Largest ranks that vLLM allocates for."""
+
+
+class ModelPlan:
+    """What is known of a model without its weights.
+
+    Args:
+        model: a causal language model of ``transformers``, which is read and not kept, or its
+            configuration.
+    """
+
+    def __init__(self, model: Any) -> None:
+        module = model if hasattr(model, "named_parameters") else _without_weights(model)
+        self.shapes = {name: tuple(value.shape) for name, value in module.named_parameters()}
+        """Of every parameter, tied ones once."""
+        self.config = copy.deepcopy(module.config)
+        self.config.architectures = [type(module).__name__]
+        self.vocab_size = int(module.config.vocab_size)
+
+    def write(self, directory: Path, dtype: str) -> None:
+        """Write a config.json that vLLM can start from."""
+        self.config.dtype = dtype
+        self.config.save_pretrained(directory)
+
+
+def check_engine_config(config: VLLMEngineConfig) -> None:
+    """Refuse settings that cannot work.
+
+    Raises:
+        EngineError: names the setting.
+    """
+    for name in ("max_context", "max_num_seqs", "tensor_parallel", "bucket_mb", "cpu_cache_mb"):
+        if getattr(config, name) < 1:
+            raise EngineError(f"rollout {name}={getattr(config, name)}: it must be at least 1")
+    if not 0.0 < config.gpu_memory_fraction <= 1.0:
+        raise EngineError(
+            f"rollout gpu_memory_fraction={config.gpu_memory_fraction}: it must be above 0 and at "
+            "most 1"
+        )
+    if config.lora_rank < 0 or config.lora_rank > _LORA_RANKS[-1]:
+        raise EngineError(f"rollout lora_rank={config.lora_rank}: 0 to {_LORA_RANKS[-1]}")
+    if config.deterministic and config.dtype not in (None, "float32"):
+        raise EngineError(
+            f"rollout dtype={config.dtype!r} with deterministic=True: that mode computes in "
+            "float32; leave dtype out, or set deterministic=False"
+        )
+
+
+def served_dtype(config: VLLMEngineConfig) -> str:
+    """Return the name of the dtype that weights are served in."""
+    return config.dtype or ("float32" if config.deterministic else "bfloat16")
+
+
+def make_setup(config: VLLMEngineConfig, plan: ModelPlan, model_dir: Path) -> Setup:
+    """Write the model's configuration and return what the process is told first."""
+    dtype = served_dtype(config)
+    plan.write(model_dir, dtype)
+    args: dict[str, Any] = {
+        "worker_extension_cls": WORKER_EXTENSION,
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "dtype": dtype,
+        "seed": config.seed,
+        "max_model_len": config.max_context,
+        "max_num_seqs": config.max_num_seqs,
+        "gpu_memory_utilization": config.gpu_memory_fraction,
+        "tensor_parallel_size": config.tensor_parallel,
+        "distributed_executor_backend": "mp" if config.tensor_parallel > 1 else "uni",
+        "enable_prefix_caching": config.prefix_caching,
+        "logprobs_mode": "processed_logprobs",
+        "enable_sleep_mode": config.sleep,
+        "enforce_eager": bool(config.enforce_eager),
+    }
+    if not config.enforce_eager and not config.torch_compile:
+        args["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL"}
+    if config.max_batched_tokens is not None:
+        args["max_num_batched_tokens"] = config.max_batched_tokens
+    if config.block_size is not None:
+        args["block_size"] = config.block_size
+    if config.lora_rank:
+        rank = next(size for size in _LORA_RANKS if size >= config.lora_rank)
+        args |= {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": rank}
+    on_cpu: dict[str, Any] = {
+        "enable_sleep_mode": False,
+        "kv_cache_memory_bytes": config.cpu_cache_mb << 20,
+        "block_size": config.block_size or 32,
+    }
+    if config.enforce_eager is None:
+        on_cpu |= {"enforce_eager": True, "compilation_config": {"mode": 0}}
+    return Setup(model_dir=str(model_dir), expected=plan.shapes, engine_args=args, cpu_args=on_cpu)
+
+
+def child_environment(config: VLLMEngineConfig, installed: InstalledVLLM) -> dict[str, str]:
+    """Return the environment of vLLM's process; that of this one stays as it is.
+
+    What a user has set wins, except where the engine could not work with it.
+    """
+    wanted: Mapping[str, str] = {
+        "HF_HUB_OFFLINE": "1",  # the model is a folder
+        "TOKENIZERS_PARALLELISM": "false",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it has no logprobs after temperature
+    }
+    env = {**wanted, **os.environ}
+    env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the core runs in that process itself
+    if config.devices is not None:
+        env["CUDA_VISIBLE_DEVICES"] = config.devices
+    if config.deterministic and not installed.is_cpu:
+        env["VLLM_BATCH_INVARIANT"] = "1"
+    if installed.is_cpu:
+        env.setdefault("TORCH_COMPILE_DISABLE", "1")  # a first request in 1 s instead of a minute
+        env.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # replicas share the cores
+    return env
+
+
+def _without_weights(config: Any) -> Any:
+    """Build the model of a configuration with parameters that have shapes and no memory."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
