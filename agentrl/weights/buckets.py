@@ -17,7 +17,7 @@ from torch import Tensor
 
 from agentrl.weights.checksum import checksum
 
-_ALIGNMENT = 64
+ALIGNMENT = 64
 """Bytes; every tensor begins at a multiple, which suits any dtype and a cache line."""
 
 
@@ -69,7 +69,7 @@ def pack(
         kind = dtypes.get(name, str(value.dtype).removeprefix("torch."))
         value = value.detach().to(_dtype(kind)).contiguous()
         sums[name] = checksum(value)
-        begin = -(-size // _ALIGNMENT) * _ALIGNMENT
+        begin = -(-size // ALIGNMENT) * ALIGNMENT
         num_bytes = value.numel() * value.element_size()
         if pending and begin + num_bytes > bucket_bytes:
             yield _filled(pending, size)

@@ -36,7 +36,19 @@ ALLOWED: dict[str, set[str]] = {
     "dist": BASE | {"algo", "batch", "rollout", "model", "weights"},
     "telemetry": BASE | {"batch"},
     "testing": BASE
-    | {"env", "tool", "sandbox", "agent", "rollout", "model", "telemetry", "batch", "algo"},
+    | {
+        "weights",
+        "env",
+        "tool",
+        "sandbox",
+        "agent",
+        "rollout",
+        "model",
+        "telemetry",
+        "batch",
+        "algo",
+    }
+    | {"weights"},
     "train": BASE
     | {"env", "tool", "sandbox", "agent", "rollout", "model", "algo", "batch", "dist", "telemetry"}
     | {"data"},
