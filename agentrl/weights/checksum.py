@@ -8,7 +8,7 @@ slices: ranks that hold parts of a tensor each sum their own, and nobody needs t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -71,13 +71,56 @@ def checksum_slice(view: Tensor, full_shape: Sequence[int], starts: Sequence[int
 
 def checksums(params: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
     """Return the checksum of every named tensor; a GPU is waited for once, at the end."""
-    names: list[str] = []
-    sums: list[Tensor] = []
-    for group in _groups(params):
-        names += [name for name, _ in group]
-        sums.append(SliceSums([TensorSlice.whole(value) for _, value in group]).compute())
-    values = [value for found in sums for value in found.tolist()]
-    return dict(zip(names, values, strict=True))
+    sums = StreamSums({})
+    for _ in sums.watch(params):
+        pass
+    return sums.result()
+
+
+class StreamSums:
+    """Checksums of a stream of tensors on its way to whoever reads it.
+
+    Args:
+        dtypes: name -> name of the dtype that tensors are cast to; the others stay as they are.
+
+    Attributes:
+        num_bytes: that went by, in the dtypes they were cast to.
+    """
+
+    def __init__(self, dtypes: Mapping[str, str]) -> None:
+        self._dtypes = {name: getattr(torch, dtype) for name, dtype in dtypes.items()}
+        self._group: list[tuple[str, Tensor]] = []
+        self._names: list[str] = []
+        self._sums: list[Tensor] = []
+        self._group_bytes = 0
+        self.num_bytes = 0
+
+    def watch(self, params: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors of a stream, cast; a GPU is given a few large sums to compute."""
+        for name, value in params:
+            cast = value.detach().to(self._dtypes.get(name, value.dtype))
+            if self._group and cast.device != self._group[0][1].device:
+                self._flush()
+            self._group.append((name, cast))
+            self._group_bytes += cast.nbytes
+            self.num_bytes += cast.nbytes
+            if self._group_bytes > _GROUP_BYTES or cast.device.type == "cpu":
+                self._flush()  # on a CPU while it is in the cache
+            yield name, cast
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._group:
+            slices = [TensorSlice.whole(value) for _, value in self._group]
+            self._names += [name for name, _ in self._group]
+            self._sums.append(SliceSums(slices).compute())
+            self._group, self._group_bytes = [], 0
+
+    def result(self) -> dict[str, int]:
+        """Return name -> checksum of what went by; a GPU is waited for here."""
+        self._flush()
+        values = [value for found in self._sums for value in found.tolist()]
+        return dict(zip(self._names, values, strict=True))
 
 
 def wrapped_sum(parts: Iterable[int]) -> int:
@@ -113,19 +156,6 @@ class SliceSums:
             totals[slot] += _flat_sum(run) if len(run.bits) == 1 else _sum_of_rows(run)
         wrapped = [wrapped_sum([total]) for total in totals]
         return torch.tensor(wrapped, dtype=torch.int64, device=self._device)
-
-
-def _groups(params: Iterable[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:
-    group: list[tuple[str, Tensor]] = []
-    num_bytes = 0
-    for name, value in params:
-        if group and (value.device != group[0][1].device or num_bytes > _GROUP_BYTES):
-            yield group
-            group, num_bytes = [], 0
-        group.append((name, value))
-        num_bytes += value.nbytes
-    if group:
-        yield group
 
 
 def _runs(piece: TensorSlice) -> Iterator[Run]:

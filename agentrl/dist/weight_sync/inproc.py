@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import time
 
-import torch
-
 from agentrl.dist.engine import TrainEngine
 from agentrl.rollout.engine import RolloutEngine
-from agentrl.weights.checksum import checksums
+from agentrl.weights.checksum import StreamSums
 from agentrl.weights.served import ServedWeights, refuse_other_weights
 
 
@@ -30,17 +28,13 @@ class InprocWeightSync:
                 that they are of another version.
         """
         start = time.perf_counter()
-        served = await rollout_engine.update_weights(train_engine.export_params(), version)
-        dtypes = {spec.name: getattr(torch, spec.dtype) for spec in rollout_engine.weight_specs()}
-        num_bytes, sums = 0, {}
-        for name, value in train_engine.export_params():
-            cast = value.to(dtypes.get(name, value.dtype))
-            num_bytes += cast.nbytes
-            sums |= checksums([(name, cast)])
-        sent = ServedWeights(version=version, sums=sums)
+        sums = StreamSums({spec.name: spec.dtype for spec in rollout_engine.weight_specs()})
+        params = sums.watch(train_engine.export_params())
+        served = await rollout_engine.update_weights(params, version)
+        sent = ServedWeights(version=version, sums=sums.result())
         refuse_other_weights(sent, served, where="the engine")
         return {
             "weight_sync/seconds": time.perf_counter() - start,
-            "weight_sync/bytes": float(num_bytes),
+            "weight_sync/bytes": float(sums.num_bytes),
             "weight_sync/checksum_ok": 1.0,
         }

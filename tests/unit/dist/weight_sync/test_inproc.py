@@ -24,6 +24,7 @@ class CopyingEngine:
 
     def __init__(self, dtype: torch.dtype = torch.float32, damage: Damage | None = None) -> None:
         self.policy_version = 0
+        self.shapes: dict[str, tuple[int, ...]] = {}
         self.weights: dict[str, torch.Tensor] = {}
         self.forget_version = False
         self._dtype = dtype
@@ -40,13 +41,14 @@ class CopyingEngine:
         return ServedWeights(version=self.policy_version, sums=checksums(self.weights.items()))
 
     def weight_specs(self) -> list[WeightSpec]:
+        dtype = str(self._dtype).removeprefix("torch.")
         return [
-            WeightSpec(name=n, shape=tuple(v.shape), dtype=str(v.dtype).removeprefix("torch."))
-            for n, v in self.weights.items()
+            WeightSpec(name=name, shape=shape, dtype=dtype) for name, shape in self.shapes.items()
         ]
 
 
 def _publish(model: Any, engine: CopyingEngine, version: int = 3) -> dict[str, float]:
+    engine.shapes = {name: tuple(value.shape) for name, value in model.named_parameters()}
     trainer = FSDPEngine(model, None, EngineConfig(), ranks=Ranks.single("cpu"))
     return asyncio.run(InprocWeightSync().publish(trainer, engine, version))  # type: ignore[arg-type]
 
