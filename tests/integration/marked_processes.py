@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -30,6 +31,13 @@ def marked(value: str, title: str = "") -> list[int]:
         if f"{MARK}={value}".encode() in environment and state != "Z" and title in command:
             found.append(int(folder.name))
     return sorted(found)
+
+
+def kill_one(value: str, title: str) -> None:
+    """Kill a process with the mark whose command line begins with ``title``."""
+    pids = marked(value, title)
+    assert pids, f"no process {title} to kill"
+    os.kill(pids[0], signal.SIGKILL)
 
 
 def wait_until_gone(value: str, timeout_s: float, but: tuple[str, ...] = ()) -> str:

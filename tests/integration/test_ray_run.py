@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from marked_processes import MARK, RAYS_OWN, marked, wait_until_gone
+from marked_processes import MARK, RAYS_OWN, kill_one, marked, wait_until_gone
 
 from agentrl.config.load import load
 from agentrl.dist.ray_cluster import ray_cluster
@@ -137,12 +137,6 @@ def assert_same_run(one: Path, other: Path) -> None:
     assert lines_of(one) == lines_of(other)
     first, second = weights_of(one), weights_of(other)
     assert all(torch.equal(first[name], second[name]) for name in first)
-
-
-def kill_one(mark: str, title: str) -> None:
-    pids = marked(mark, title)
-    assert pids, f"no process {title} to kill"
-    os.kill(pids[0], signal.SIGKILL)
 
 
 # ---------------------------------------------------------------- the same samples, the same run
