@@ -17,7 +17,7 @@ from typing import Any, get_type_hints
 
 from agentrl.config.load import config_dir, load
 from agentrl.config.schema import Config
-from agentrl.rollout.engines.config import HFEngineConfig
+from agentrl.rollout.engines.config import HFEngineConfig, VLLMEngineConfig
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
 INTRO = """# Configuration
@@ -128,6 +128,10 @@ def page() -> str:
         )
     engine = HFEngineConfig(**tiny.rollout.engine.kwargs)
     parts.append(section("rollout.engine, id hf", HFEngineConfig, engine, "rollout.engine.kwargs."))
+    vllm = VLLMEngineConfig()
+    parts.append(
+        section("rollout.engine, id vllm", VLLMEngineConfig, vllm, "rollout.engine.kwargs.")
+    )
     parts.append("## Choices\n")
     for path in sorted(config_dir().glob("*/*.yaml")):
         parts.append(

@@ -49,10 +49,11 @@ def main(fd: int) -> None:
     """Serve until told to quit or the parent is gone."""
     link = Link(socket.socket(fileno=fd))
     setup = link.receive()
-    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    built: list[EngineLoop] = []
+    threading.Thread(target=_watch, args=(link, built), daemon=True, name="inbox").start()
     try:
-        loop = EngineLoop(setup, inbox, link)
-        threading.Thread(target=_watch, args=(link, loop), daemon=True, name="inbox").start()
+        loop = EngineLoop(setup, link)
+        built.append(loop)
         link.send(loop.ready())
     except BaseException as error:
         traceback.print_exc()
@@ -74,18 +75,17 @@ class EngineLoop:
 
     Args:
         setup: what to serve.
-        inbox: what came from the parent; requests are prepared already.
         link: to the parent.
     """
 
-    def __init__(self, setup: Setup, inbox: queue.SimpleQueue[Any], link: Link) -> None:
+    def __init__(self, setup: Setup, link: Link) -> None:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.platforms import current_platform
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.core import EngineCore
         from vllm.v1.executor import Executor
 
-        self._inbox = inbox
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._is_cpu = current_platform.is_cpu()
         given = dict(setup.engine_args) | (dict(setup.cpu_args) if self._is_cpu else {})
         args = EngineArgs(model=setup.model_dir, **given)
@@ -298,11 +298,16 @@ def _send_all(outbox: queue.SimpleQueue[Any], link: Link) -> None:
             return
 
 
-def _watch(link: Link, loop: EngineLoop) -> None:
-    """Take messages in until there will be no more, and then end the process."""
+def _watch(link: Link, built: list[EngineLoop]) -> None:
+    """Take messages in until there will be no more, and then end the process.
+
+    From the first on, so that a start ends with the parent too; none comes before it is told that
+    the loop is ready.
+    """
     try:
         while True:
-            loop.receive(link.receive())
+            message = link.receive()
+            built[0].receive(message)
     except (EOFError, OSError):
         _end_group()
 

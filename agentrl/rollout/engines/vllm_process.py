@@ -59,7 +59,7 @@ class EngineProcess:
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
         self._last_words = ""
-        self._closing = self._killed = False
+        self._serves = self._closing = self._killed = False
         self.lost: EngineLost | None = None
         """Why nothing can be sent any more."""
 
@@ -84,7 +84,9 @@ class EngineProcess:
         self._writer.write(frame(setup))
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._ready
+                ready = await self._ready
+                self._serves = True
+                return ready
         except TimeoutError:
             await self.close()
             raise EngineError(
@@ -137,7 +139,7 @@ class EngineProcess:
         process = self._process
         if process is None:
             return
-        if self.lost is None and self._ready is not None and self._ready.done():
+        if self.lost is None and self._serves:
             with contextlib.suppress(EngineLost, OSError):
                 self.send(Quit())
                 await asyncio.to_thread(_wait, process, _QUIT_S)
