@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agentrl.agent.cut import Cut
 from agentrl.agent.loop import AgentLoop, EpisodeRequest, LoopLimits
 from agentrl.agent.renderer import Renderer
 from agentrl.env.base import Episode, ScriptedTurn
@@ -97,6 +98,7 @@ def play(
     policy: Any = None,
     step_timeout_s: float = 5.0,
     sandboxes: FakeSandboxes | None = None,
+    cut: Cut | None = None,
 ) -> Trajectory:
     """Play one episode in strict mode: the record is checked after every turn."""
 
@@ -117,7 +119,7 @@ def play(
         )  # fmt: skip
         hosts = EnvHosts(config, reward_timeout_s=0.5, cls=env)
         try:
-            request = EpisodeRequest(env_id="under_test", task=TASK, seed=seed)
+            request = EpisodeRequest(env_id="under_test", task=TASK, seed=seed, cut=cut or Cut())
             return await loop.run(await hosts.open(), request, policy=policy)
         finally:
             await hosts.close()
@@ -319,6 +321,27 @@ def test_an_episode_in_which_the_policy_never_spoke_is_a_failure():
     trajectory = play(engine=engine, limits=LoopLimits(trajectory_timeout_s=0.2))
     assert trajectory.stop_reason is StopReason.ENGINE_ERROR
     assert trajectory.failed and "trajectory_timeout_s" in (trajectory.error or "")
+
+
+class CuttingEngine(StallingEngine):
+    """Has the episode cut at the turn that it does not answer."""
+
+    def __init__(self, script: list[str], cut: Cut) -> None:
+        super().__init__(RENDERER, script)
+        self._cut = cut
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        if len(self.requests) >= self.num_good:
+            asyncio.get_running_loop().call_soon(self._cut.set)
+        return await super().generate(request)
+
+
+def test_a_cut_ends_an_episode_at_once_with_the_turns_that_it_has_and_no_score():
+    cut = Cut()
+    trajectory = play(engine=CuttingEngine(["no"], cut), kwargs={"num_turns": 3}, cut=cut)
+    assert trajectory.stop_reason is StopReason.CUT and trajectory.failed
+    assert trajectory.score is None and "cut" in (trajectory.error or "")
+    assert len(trajectory.turns) == 1 and trajectory.num_sampled_tokens > 0
 
 
 # ------------------------------------------------------------------ the model's mistakes

@@ -193,3 +193,40 @@ def test_the_session_of_the_greedy_episode_has_a_name() -> None:
         env_id="e", task=Task(id="a", data={}), seed=0, group_id="g", sample_index=GREEDY_INDEX
     )
     assert request.trajectory_id == "g/greedy.0"
+
+
+def test_a_cut_group_returns_what_its_members_have_without_trying_again() -> None:
+    played: list[Sample] = []
+
+    async def run_sample(sample: Sample) -> Trajectory:
+        played.append(sample)
+        if sample.sample_index:  # ends when it is cut, as an episode does
+            while not sample.cut.is_set:
+                await asyncio.sleep(0)
+        made = trajectory(sample, failed=bool(sample.sample_index))
+        made.stop_reason = StopReason.CUT if sample.sample_index else made.stop_reason
+        return made
+
+    async def scenario() -> TrajectoryGroup:
+        runner = GroupRunner(
+            run_sample,
+            GroupPlan(purpose="train", num_samples=4, temperature=1.0),
+            env_id="e",
+            failure=FailureConfig(policy=FailurePolicy.fail_fast),
+            seed=0,
+            concurrency=asyncio.Semaphore(2),  # two wait for a place when the cut comes
+            policy_version=lambda: 3,
+        )
+        dispatch = Dispatch(index=5, epoch=1, task=Task(id="a", data={}))
+        group = asyncio.create_task(runner.run(dispatch))
+        await asyncio.sleep(0.01)
+        await runner.cut(Dispatch(index=6, epoch=1, task=Task(id="b", data={})))
+        assert not group.done()
+        await runner.cut(dispatch)
+        async with asyncio.timeout(20):
+            return await group
+
+    group = asyncio.run(scenario())
+    reasons = [member.stop_reason for member in group.trajectories]
+    assert reasons == [StopReason.TERMINATED, StopReason.CUT, StopReason.CUT, StopReason.CUT]
+    assert len(played) == 4 and not group.discarded

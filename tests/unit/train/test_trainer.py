@@ -57,6 +57,8 @@ class Parts:
         self.num_updates, self.num_skipped = 1, 0
         self.max_staleness = 0
         self.line: list[Slot] = []
+        self.lines_saved: list[list[dict[str, Any]]] = []
+        """Places of the line in each checkpoint."""
         self.untrainable = untrainable or set()
         self.batch = replace(
             assemble([], {}),
@@ -94,6 +96,8 @@ class Parts:
         self, step: int, engines: Any, progress: dict[str, Any], *, score: float | None
     ) -> None:
         assert engines["actor"] is self
+        waiting = engines.get("waiting")
+        self.lines_saved.append([] if waiting is None else waiting.save(self.tmp_path).places)
         self.events.append(f"save {step}")
         self.saved.append((step, progress))
         self.scores.append(score)
@@ -279,11 +283,39 @@ def test_a_resumed_run_goes_on_where_it_stood(tmp_path: Path) -> None:
                 "cursor": 6,
                 "empty_steps": 0,
                 "skipped_updates": 0,
+                "mismatch_warnings": 0,
                 "learner": {"kl": 1.0},
                 "feed": {"tasks": "t", "epoch": 0, "curriculum": None},
             },
         )
     ]
+
+
+def test_a_run_that_samples_ahead_keeps_its_bound_and_saves_its_line(tmp_path: Path) -> None:
+    parts = Parts(tmp_path)
+    parts.max_staleness = 2
+    progress = fit(parts, total_steps=5, eval_every=0, save_every=1)
+    dispatched_at = dict(parts.sampled)
+    for index, version in dispatched_at.items():
+        assert index // 2 - version <= 2
+    assert max(index // 2 - version for index, version in dispatched_at.items()) == 2
+    assert sorted(dispatched_at) == list(range(10)), "what no step could train was sampled"
+    assert progress.cursor == 10
+    waiting = [len(line) for line in parts.lines_saved]
+    assert waiting == [4, 4, 4, 2, 0]
+    assert [saved["cursor"] for _, saved in parts.saved] == [6, 8, 10, 10, 10]
+
+
+def test_a_stop_saves_what_has_finished_since_the_last_whole_step_was_noted(
+    tmp_path: Path,
+) -> None:
+    parts = Parts(tmp_path)
+    parts.max_staleness = 2
+    parts.hang_from = 7  # of step 4: its other group, 6, finishes
+    stopped(parts, when="log 3", total_steps=9, save_every=9)
+    assert parts.saved[-1][1]["cursor"] == 10
+    finished = [place["group"] is not None for place in parts.lines_saved[-1]]
+    assert finished == [True, False, False, False]
 
 
 def test_untrainable_groups_are_refilled_within_the_step_and_move_the_cursor(
