@@ -64,6 +64,8 @@ class ClockEngine:
         self._cached: dict[str, int] = {}
         self._drained = asyncio.Event()
         self._drained.set()
+        self._open = asyncio.Event()
+        self._open.set()
         self._asleep = False
         self._gone: Callable[[], EngineError] | None = None
 
@@ -89,6 +91,7 @@ class ClockEngine:
             EngineError: the engine sleeps, is closed, or was never started.
             EngineLost: it was killed.
         """
+        await self._open.wait()
         replica = self._serving()
         sampling, scale = request.sampling, self.settings.tokens_per_id
         whole = -(-int(self.settings.lengths.at(sampling.seed)) // scale)
@@ -148,9 +151,24 @@ class ClockEngine:
     ) -> ServedWeights:
         """Wait until nothing is unfinished, take the time of an update, serve ``version``.
 
+        Requests that come meanwhile wait.
+
         Raises:
             EngineError: requests were still unfinished at the deadline.
         """
+        self._open.clear()
+        try:
+            await self._drain()
+            for _ in params:
+                pass
+            await asyncio.sleep(self.settings.sync_s)
+            self._cached.clear()
+            self.policy_version = version
+        finally:
+            self._open.set()
+        return ServedWeights(version=version, sums={})
+
+    async def _drain(self) -> None:
         try:
             async with asyncio.timeout(self.settings.drain_timeout_s):
                 await self._drained.wait()
@@ -159,12 +177,6 @@ class ClockEngine:
                 f"{self._num_unfinished} requests were unfinished after "
                 f"{self.settings.drain_timeout_s:g} s; abort them before a weight update"
             ) from error
-        for _ in params:
-            pass
-        await asyncio.sleep(self.settings.sync_s)
-        self._cached.clear()
-        self.policy_version = version
-        return ServedWeights(version=version, sums={})
 
     async def sleep(self, level: int = 1) -> None:
         """Serve nothing until :meth:`wake`.
