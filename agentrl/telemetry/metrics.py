@@ -137,12 +137,15 @@ def throughput_metrics(
 ) -> dict[str, float]:
     """``throughput/{rollout_tokens_per_s,train_tokens_per_s}`` of a finished step.
 
+    Tokens are sampled while a step collects; where sampling runs ahead, during all of it.
+
     Args:
         metrics: of the step, with ``response_tokens/sum`` and the timings of the meter.
         trained_tokens: tokens that went through the update, context included.
     """
+    sampling = "timing_s/step" if metrics.get("staleness/max") else "timing_s/collect"
     rates = {
-        "rollout": (metrics.get("response_tokens/sum"), metrics.get("timing_s/collect")),
+        "rollout": (metrics.get("response_tokens/sum"), metrics.get(sampling)),
         "train": (trained_tokens, metrics.get("timing_s/update")),
     }
     return {

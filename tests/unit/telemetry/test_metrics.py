@@ -153,6 +153,10 @@ def test_throughput_needs_tokens_and_time() -> None:
         "throughput/train_tokens_per_s": 250.0,
     }
     assert throughput_metrics({"response_tokens/sum": 600, "timing_s/collect": 0.0}) == {}
+    ahead = {"staleness/max": 1.0, "timing_s/collect": 1e-4, "timing_s/step": 3.0}
+    assert throughput_metrics(ahead | {"response_tokens/sum": 600}) == {
+        "throughput/rollout_tokens_per_s": 200.0
+    }
 
 
 def test_a_trajectory_is_as_old_as_its_oldest_token() -> None:
