@@ -29,10 +29,10 @@ class ServingConfig:
     """How long a weight update waits until no replica has an unfinished request."""
     update_timeout_s: float = 600.0
     """For the replicas to load weights, once nothing is unfinished."""
-    interrupt_updates: bool = False
+    interrupt_updates: bool | None = None
     """Whether a weight update interrupts what is being generated. Interrupted turns go on under
     the new weights, each token with the version it was sampled from; otherwise the update waits
-    until every turn has ended."""
+    until every turn has ended. None: where ``rollout.max_staleness`` is above 0."""
     health_interval_s: float = 5.0
     """Between two looks at whether the replicas live."""
     health_timeout_s: float = 60.0

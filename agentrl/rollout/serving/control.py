@@ -93,7 +93,7 @@ class Control:
     @asynccontextmanager
     async def no_requests(self, *, interrupt: bool | None = None) -> AsyncIterator[None]:
         """Hold the gate shut, with nothing unfinished in any engine."""
-        interrupt = self._config.interrupt_updates if interrupt is None else interrupt
+        interrupt = bool(self._config.interrupt_updates) if interrupt is None else interrupt
         try:
             async with self._lock:
                 self._dispatcher.shut()
