@@ -291,7 +291,7 @@ class VLLMEngine:
             raise
 
     async def finish_update(self, version: int) -> ServedWeights:
-        """Sum what is served where it lies, forget the prefixes, and serve it.
+        """Sum what is served where it lies, forget adapter and prefixes, and serve it.
 
         Raises:
             EngineError: weights that are not finite; nothing is sampled from them.

@@ -68,6 +68,9 @@ def main(fd: int) -> None:
         loop.outbox.put(None)
         loop.sender.join(timeout=10.0)
         _end_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # vLLM has shut down; taking the interpreter apart would take seconds
 
 
 class EngineLoop:
@@ -228,7 +231,10 @@ class EngineLoop:
         self._workers("agentrl_load_bucket", index)
 
     def call_finish_update(self) -> dict[str, list[int]]:
-        """Forget the prefixes; returns the checksums of every rank's slices by name."""
+        """Forget adapter and prefixes; returns the checksums of every rank's slices by name."""
+        if self._adapter is not None:
+            self._core.remove_lora(self._adapter.lora_int_id)
+            self._adapter = None
         self._reset_prefixes()
         sums: dict[str, list[int]] = {}
         for of_rank in self._workers("agentrl_sums"):
