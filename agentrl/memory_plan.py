@@ -31,7 +31,7 @@ from agentrl.errors import MemoryPlanError, ModelError
 from agentrl.model.describe import model_config
 from agentrl.model.tiny import tiny_config
 from agentrl.reward.checks import part_configs
-from agentrl.rollout.engines.config import HFEngineConfig
+from agentrl.rollout.engines.config import HFEngineConfig, VLLMEngineConfig
 from agentrl.telemetry.files import atomic_write
 from agentrl.train.config import TINY
 from agentrl.train.open_model import MODEL_FOLDER, is_run
@@ -300,13 +300,15 @@ def _vllm_sampler(
     config: Config, shape: ModelShape, common: dict[str, Any], on_gpus: list[Gpu]
 ) -> SamplerNeed:
     """Return the need of vLLM's processes, which claim their share when they start."""
-    rollout, cpu_kv_cache_gib = config.rollout, config.rollout.engine.kwargs.get("cpu_kv_cache_gib")
+    rollout = config.rollout
     if on_gpus:
         workers = common["num_on_gpu"]  # the fraction is of all engines on a GPU
         chosen = _chosen_gpu(config.model.device, on_gpus)
         claimed = int(rollout.gpu_memory_fraction * chosen.total_bytes) // workers
     else:
-        cache = int((cpu_kv_cache_gib or 1) * _GIB)
+        known = {field.name for field in fields(VLLMEngineConfig)}
+        given = {k: v for k, v in rollout.engine.kwargs.items() if k in known}
+        cache = VLLMEngineConfig(**given).cpu_cache_mb * _MIB
         one = MASTER_BYTES * shape.num_params + cache + 2 * _HOST_PROCESS_BYTES
         claimed = rollout.replicas_per_gpu * one
     return SamplerNeed(**common, num_slots=0, session_cache_bytes=0, claimed_bytes=claimed)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from agentrl.agent.renderer import Renderer
 from agentrl.config.schema import Config
@@ -21,6 +21,7 @@ from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.engines import engine_registry
 from agentrl.rollout.engines.build import EngineSetup
 from agentrl.rollout.groups import GroupPlan, GroupRunner
+from agentrl.rollout.serving.replica_set import ReplicaSet
 from agentrl.rollout.stage import Stage, open_stage
 from agentrl.rollout.tasks import Dispatch
 from agentrl.sandbox.config import SandboxConfig
@@ -58,7 +59,7 @@ class Playground:
     """One engine, and a stage for every environment: tools differ, all else is shared."""
 
     model: LoadedModel
-    engine: RolloutEngine
+    engine: ReplicaSet
     renderer: Renderer
     stages: Sequence[Stage]
     concurrency: asyncio.Semaphore
@@ -135,14 +136,12 @@ async def open_playground(
             )
         )
         model = served or await open_policy(config, environments, sandboxes)
-        setup = EngineSetup(
-            model=model.model if served is not None else copy.deepcopy(model.model),
-            rollout=config.rollout,
-            deterministic=config.trainer.deterministic,
-        )
-        engine = engine_registry.get(config.rollout.engine.id)(setup)
-        await engine.start()
-        stack.push_async_callback(engine.close)
+        replicas = _replicas(config, model.model if served is not None else None, model)
+        await replicas.start()
+        stack.push_async_callback(replicas.close)
+        if served is None and replicas.weight_specs():  # else they come from elsewhere
+            weights = model.model.named_parameters()
+            await replicas.update_weights(weights, max(replicas.policy_version, 0))
         renderer = Renderer(model.tokenizer)
         stages = [
             await stack.enter_async_context(
@@ -151,7 +150,7 @@ async def open_playground(
                     toolbox=item.toolbox,
                     rollout=config.rollout,
                     renderer=renderer,
-                    engine=engine,
+                    engine=replicas,
                     sandboxes=sandboxes,
                     tool_parser=config.model.tool_parser,
                     reward=reward,
@@ -161,11 +160,36 @@ async def open_playground(
         ]
         yield Playground(
             model=model,
-            engine=engine,
+            engine=replicas,
             renderer=renderer,
             stages=stages,
             concurrency=asyncio.Semaphore(config.rollout.concurrency),
         )
+
+
+def _replicas(config: Config, owned: Any | None, model: LoadedModel) -> ReplicaSet:
+    """Return the engines of this process, not started.
+
+    Args:
+        owned: what they sample from; None gives each a copy of ``model``.
+    """
+    build = engine_registry.get(config.rollout.engine.id)
+
+    def spawn(index: int) -> RolloutEngine:
+        return build(
+            EngineSetup(
+                model=model.model if owned is None else owned,
+                copies=owned is None,
+                rollout=config.rollout,
+                deterministic=config.trainer.deterministic,
+                index=index,
+            )
+        )
+
+    serving = config.rollout.serving
+    if serving.interrupt_updates is None:  # else nothing is in flight when an update comes
+        serving = replace(serving, interrupt_updates=config.rollout.max_staleness > 0)
+    return ReplicaSet(spawn, config.rollout.replicas_per_gpu, serving)
 
 
 async def open_policy(

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from agentrl.agent.limits import LoopLimits
+from agentrl.rollout.serving.config import ServingConfig
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,6 +94,8 @@ class RolloutConfig(LoopLimits):
     trained within ``max_staleness``. 0: strictly in order, so that a slow one holds up the rest."""
     stragglers: Stragglers = Stragglers.carry
     """What becomes of prompts that are not finished when a step has what it takes."""
+    serving: ServingConfig = field(default_factory=ServingConfig)
+    """How requests are spread over engines, and what becomes of lost ones."""
     concurrency: int = 256
     """Trajectories in flight at once, in all processes together."""
     workers: int = 1

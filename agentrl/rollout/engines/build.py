@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
 from agentrl.kwargs import check_kwargs
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.engine import RolloutEngine
-from agentrl.rollout.engines.config import HFEngineConfig
+from agentrl.rollout.engines.config import HFEngineConfig, VLLMEngineConfig
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -22,6 +23,8 @@ class EngineSetup:
     """Settings of the run; those of the engine itself stand in ``engine.kwargs``."""
     deterministic: bool
     """The result of a request depends on nothing but the request and the weights."""
+    copies: bool = False
+    """Whether somebody else changes the model: what samples with it makes a copy."""
     index: int = 0
     """Of the replica."""
 
@@ -50,4 +53,26 @@ def build_hf(setup: EngineSetup) -> RolloutEngine:
         max_context=setup.rollout.max_context_tokens,
         deterministic=setup.deterministic,
     )
-    return HFEngine(setup.model, settings)
+    return HFEngine(copy.deepcopy(setup.model) if setup.copies else setup.model, settings)
+
+
+def build_vllm(setup: EngineSetup) -> RolloutEngine:
+    """Return a :class:`~agentrl.rollout.engines.vllm.VLLMEngine`, which serves once it has weights.
+
+    Raises:
+        ConfigError: vLLM is missing or of another version; a keyword argument that it does not
+            take.
+        EngineError: a setting that cannot work.
+    """
+    from agentrl.rollout.engines.vllm import VLLMEngine
+
+    rollout = setup.rollout
+    settings = setup.settings(
+        VLLMEngineConfig,
+        max_context=rollout.max_context_tokens,
+        deterministic=setup.deterministic,
+        tensor_parallel=rollout.tensor_parallel,
+        gpu_memory_fraction=rollout.gpu_memory_fraction / rollout.replicas_per_gpu,
+        sleep=bool(rollout.sleep_level),
+    )
+    return VLLMEngine(setup.model, settings)
