@@ -28,6 +28,7 @@ from agentrl.rollout.serving.config import ServingConfig
 from agentrl.rollout.serving.replica_set import ReplicaSet
 from agentrl.rollout.stage import open_stage
 from agentrl.rollout.tasks import TaskStream
+from agentrl.bench.short_episodes import ShortEpisodes
 from agentrl.rollouts import OneOwner
 from agentrl.telemetry.meter import Meter
 from agentrl.telemetry.run_dir import RunDir
@@ -65,7 +66,13 @@ class ClockedRun:
     """Weight updates abort turns, which go on afterwards."""
     env: dict[str, Any] = field(default_factory=dict)
     """Arguments of :class:`~agentrl.testing.clock_env.ClockEnv`."""
-    concurrency: int = 100_000
+    concurrency: int = 1_000_000
+    """Episodes in flight at once, if the lookahead allows it."""
+    max_requests: int = 1_000_000
+    """Requests that a replica is given at once; those beyond its slots wait there."""
+    short_episodes: bool = False
+    """Play only what an engine and a buffer see of an episode: for scales at which the agent loop's
+    own work, the same for every turn, would take hours."""
     limits: RolloutConfig = field(
         default_factory=lambda: RolloutConfig(
             max_turns=64,
@@ -114,7 +121,7 @@ async def train_on_clock(run: ClockedRun, directory: Path) -> ClockedResult:
         return engines[-1]
 
     serving = ServingConfig(
-        max_requests=run.concurrency,
+        max_requests=run.max_requests,
         request_timeout_s=NEVER_S,
         health_interval_s=NEVER_S,
         interrupt_updates=run.interrupt,
@@ -163,7 +170,7 @@ async def _trainer(
             tool_parser="hermes",
         ) as stage:
             groups = GroupRunner(
-                stage.play,
+                ShortEpisodes(engine, run.env).play if run.short_episodes else stage.play,
                 GroupPlan(purpose="train", num_samples=run.num_samples, temperature=1.0),
                 env_id=ENV,
                 failure=FailureConfig(),

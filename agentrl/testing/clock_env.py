@@ -20,6 +20,7 @@ class ClockEnv:
     Args:
         num_turns: of an episode.
         latency_median_s, latency_p99_s: of a lognormal distribution; both 0 for no latency.
+        latency_limit_s: the tool's own deadline, at which it answers in any case.
         answer: what the environment says after every turn but the last.
         num_tasks: of a split.
     """
@@ -32,13 +33,15 @@ class ClockEnv:
         num_turns: int = 2,
         latency_median_s: float = 0.05,
         latency_p99_s: float = 3.0,
+        latency_limit_s: float = 10.0,
         answer: str = "Go on.",
         num_tasks: int = 64,
     ) -> None:
-        self._num_turns = num_turns
+        self.num_turns = num_turns
         self._latencies = (
             lognormal(median=latency_median_s, p99=latency_p99_s) if latency_median_s else None
         )
+        self._limit_s = latency_limit_s
         self._answer = answer
         self._num_tasks = num_tasks
         self._seed = 0
@@ -57,12 +60,20 @@ class ClockEnv:
 
     async def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Answer after the latency of the turn."""
-        if self._latencies is not None:
-            await asyncio.sleep(self._latencies.at(derive_seed(self._seed, "latency", self._turn)))
+        await asyncio.sleep(self.latency_s(self._seed, self._turn))
         self._turn += 1
-        done = self._turn >= self._num_turns
-        reward = float(done and derive_seed(self._seed, "reward") % 2)
-        return self._answer, reward, done, False, {}
+        done = self._turn >= self.num_turns
+        return self._answer, done * self.reward(self._seed), done, False, {}
+
+    def latency_s(self, seed: int, turn: int) -> float:
+        """Return how long the environment takes in a turn (0-based) of the episode of ``seed``."""
+        if self._latencies is None:
+            return 0.0
+        return min(self._latencies.at(derive_seed(seed, "latency", turn)), self._limit_s)
+
+    def reward(self, seed: int) -> float:
+        """Return what the episode of ``seed`` earns."""
+        return float(derive_seed(seed, "reward") % 2)
 
     async def tool_state(self, tool: str) -> Mapping[str, Any]:
         """Return nothing: it has no tools."""
