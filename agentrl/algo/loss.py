@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from agentrl.algo.kl import LOG_RATIO_LIMIT, kl_estimate
-from agentrl.algo.mismatch import mismatch
 from agentrl.algo.plug_in import blamed
 from agentrl.batch import Batch
 from agentrl.errors import ConfigError, TrainingError
@@ -129,9 +128,8 @@ class PolicyLoss:
 
     Reads the token fields ``loss_mask``, ``advantages``, ``old_logprobs`` (of the policy that the
     ratio is against), ``loss_weights`` (:func:`~agentrl.algo.aggregate.token_weights` over the
-    whole mini-batch); where there, ``is_weights``, ``turn`` and the fields in ``extra``;
-    ``ref_logprobs`` if ``kl_coef`` is not 0; and ``logprobs`` (the engine's) if
-    ``measure_mismatch``.
+    whole mini-batch); where there, ``is_weights``, ``turn`` and the fields in ``extra``; and
+    ``ref_logprobs`` if ``kl_coef`` is not 0.
 
     Metrics are shares of the mini-batch: those of its micro-batches add up to means over trained
     tokens. Names that end in ``_max`` are combined by maximum.
@@ -149,8 +147,6 @@ class PolicyLoss:
     kl_coef: float = 0.0
     """Weight of the KL to the reference policy in the loss."""
     kl_kind: str = "k3"
-    measure_mismatch: bool = False
-    """Also report :func:`~agentrl.algo.mismatch.mismatch`: on before the first update only."""
 
     def __post_init__(self) -> None:
         """Refuse a loss that chooses tokens without its choice."""
@@ -206,8 +202,6 @@ class PolicyLoss:
                 per_token = per_token - self.entropy_coef * entropy
         elif self.entropy_coef:
             raise ValueError("entropy_coef is set, but the scores hold no entropy")
-        if self.measure_mismatch:
-            metrics |= mismatch(new, tokens["logprobs"], num_tokens=total)
         loss = (per_token * tokens["loss_weights"]).sum()
         metrics["loss"] = loss.detach()
         return loss, metrics

@@ -19,6 +19,7 @@ _VERBS = {
     "rollout": "Play episodes and write the trajectories.",
     "export": "Write a run's policy as a Hugging Face directory.",
     "report": "Write report.html and curves.png of a run.",
+    "mismatch": "Name the tokens on which engine and trainer disagree.",
     "envs": "List, show and check environments.",
     "tools": "List, check and call tools.",
     "sandbox": "Check sandboxes, run code in one.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -69,12 +69,21 @@ class TrainEngine(Protocol):
         ...
 
     def train_mini_batch(
-        self, batch: Batch, loss_fn: LossFn, *, tokens_per_micro_batch: int
-    ) -> dict[str, float]:
+        self,
+        batch: Batch,
+        loss_fn: LossFn,
+        *,
+        tokens_per_micro_batch: int,
+        keep: Sequence[str] = (),
+    ) -> dict[str, Any]:
         """Accumulate gradients over micro-batches, clip, step. Returns metrics.
 
         A non-finite gradient skips the step and is reported as ``skipped`` = 1. A batch without
         any trained token changes nothing.
+
+        Args:
+            keep: scores among ``loss_fn.fields`` that come along, as they were before the step:
+                ``<field>/tokens``, float32 [N] on the CPU, 0 where ``loss_mask`` is False.
         """
         ...
 

@@ -31,8 +31,13 @@ class RankEngine(TrainEngine, Protocol):
     """A training engine on one rank: it takes its rows without having them copied first."""
 
     def train_mini_batch(
-        self, batch: Batch | RowView, loss_fn: LossFn, *, tokens_per_micro_batch: int
-    ) -> dict[str, float]:
+        self,
+        batch: Batch | RowView,
+        loss_fn: LossFn,
+        *,
+        tokens_per_micro_batch: int,
+        keep: Sequence[str] = (),
+    ) -> dict[str, Any]:
         """Train on this rank's rows; ``loss_fn``'s metrics are those of these rows."""
         ...
 
@@ -74,11 +79,17 @@ class EngineWorker(Worker):
         dispatch=DataParallel(mesh_argument=0, replicated=REPLICATED), timeout_s=COMPUTE_TIMEOUT_S
     )
     def train_mini_batch(
-        self, role: str, batch: RowView, loss_fn: LossFn, *, tokens_per_micro_batch: int
-    ) -> dict[str, float]:
+        self,
+        role: str,
+        batch: RowView,
+        loss_fn: LossFn,
+        *,
+        tokens_per_micro_batch: int,
+        keep: Sequence[str] = (),
+    ) -> dict[str, Any]:
         """See :meth:`~agentrl.dist.engine.TrainEngine.train_mini_batch`, of this rank's rows."""
         return self.engines[role].train_mini_batch(
-            batch, loss_fn, tokens_per_micro_batch=tokens_per_micro_batch
+            batch, loss_fn, tokens_per_micro_batch=tokens_per_micro_batch, keep=keep
         )
 
     @register(dispatch=DataParallel(mesh_argument=0), timeout_s=COMPUTE_TIMEOUT_S)

@@ -46,8 +46,13 @@ class GroupEngine:
         return self.group.call("counters", self.role)["num_skipped"]
 
     def train_mini_batch(
-        self, batch: Batch, loss_fn: LossFn, *, tokens_per_micro_batch: int
-    ) -> dict[str, float]:
+        self,
+        batch: Batch,
+        loss_fn: LossFn,
+        *,
+        tokens_per_micro_batch: int,
+        keep: Sequence[str] = (),
+    ) -> dict[str, Any]:
         """See :meth:`~agentrl.dist.engine.TrainEngine.train_mini_batch`."""
         return self.group.call(
             "train_mini_batch",
@@ -55,6 +60,7 @@ class GroupEngine:
             batch,
             loss_fn,
             tokens_per_micro_batch=tokens_per_micro_batch,
+            keep=tuple(keep),
         )
 
     def infer_batch(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -31,8 +31,27 @@ def infer_batch(
     found: list[dict[str, Tensor]] = [scorer(batch.select(rows), fields=fields) for rows in plan]
     for _ in range(num_dummies):
         scorer(dummy_batch(), fields=fields)
+    return in_batch_order(batch, plan, found, fields=fields)
+
+
+def in_batch_order(
+    batch: Batch | RowView,
+    plan: Sequence[Sequence[int]],
+    found: Sequence[Mapping[str, Tensor]],
+    *,
+    fields: Sequence[str],
+) -> dict[str, Tensor]:
+    """Bring the scores of micro-batches into the order of the batch they were cut from.
+
+    Args:
+        plan: rows of each micro-batch.
+        found: of each of them, field -> [tokens of the micro-batch].
+
+    Returns:
+        Field -> float32 [N] on the CPU, 0 for rows in no micro-batch.
+    """
     out = {name: torch.zeros(batch.num_tokens) for name in fields}
-    if plan:
+    if plan and fields:
         places = _places(batch, [row for rows in plan for row in rows])
         for name in fields:
             # One transfer at the end: the device is not waited for in between.

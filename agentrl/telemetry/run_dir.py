@@ -29,7 +29,7 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.seeding import derive_seed
 from agentrl.telemetry.files import atomic_write, sync_folder
 from agentrl.telemetry.run_lock import LOCK_FILE, RunLock
-from agentrl.telemetry.trajectory_io import Advantages, tokens_path, write_trajectories
+from agentrl.telemetry.trajectory_io import PerToken, tokens_path, write_trajectories
 from agentrl.types import Trajectory
 
 _STEP_FILE = re.compile(r"step_(\d{6,})\.(?:jsonl|tokens\.safetensors)")
@@ -223,7 +223,8 @@ class RunDir:
         step: int,
         trajectories: Sequence[Trajectory],
         *,
-        advantages: Advantages | None = None,
+        advantages: PerToken | None = None,
+        trainer_logprobs: PerToken | None = None,
         sampling: str = "all",
     ) -> None:
         """Store the trajectories of a training step, failures too.
@@ -232,6 +233,7 @@ class RunDir:
             step: as logged in the metrics.
             trajectories: all of the step.
             advantages: trajectory id -> one float32 [T] array per segment.
+            trainer_logprobs: the same; NaN where the trainer scored nothing.
             sampling: ``all``, ``sample:N`` or ``none``.
 
         Raises:
@@ -241,7 +243,12 @@ class RunDir:
         chosen = TrajectorySampling.parse(sampling)
         if chosen.limit != 0:
             path = self.trajectories_path(step)
-            write_trajectories(path, chosen.choose(trajectories, step), advantages)
+            write_trajectories(
+                path,
+                chosen.choose(trajectories, step),
+                advantages,
+                trainer_logprobs=trainer_logprobs,
+            )
 
     def write_evaluation(self, step: int, trajectories: Sequence[Trajectory]) -> None:
         """Store the trajectories of an evaluation after ``step`` updates.

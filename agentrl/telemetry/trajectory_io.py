@@ -11,6 +11,8 @@
 ``policy_version``    int32    of sampled tokens, -1 elsewhere
 ``roles``             int8     :class:`agentrl.types.TokenRole`
 ``advantages``        float32  0 where the line says ``"advantages": false``
+``trainer_logprobs``  float32  what the trainer says of the sampled tokens before
+                               its update; NaN where it was not asked
 ====================  =======  ==================================================
 
 JSON has no word for non-finite numbers: they are written as ``{"$float": "nan"}``. Task data that
@@ -45,7 +47,7 @@ from agentrl.types import (
     Turn,
 )
 
-Advantages = Mapping[str, Sequence[np.ndarray]]
+PerToken = Mapping[str, Sequence[np.ndarray]]
 """Trajectory id -> one float32 [T] array per segment."""
 
 _FIELDS: dict[str, type[np.generic]] = {
@@ -55,7 +57,10 @@ _FIELDS: dict[str, type[np.generic]] = {
     "policy_version": np.int32,
     "roles": np.int8,
     "advantages": np.float32,
+    "trainer_logprobs": np.float32,
 }
+_MADE_BY_TRAINER = {"advantages": 0.0, "trainer_logprobs": np.nan}
+"""Fields that no segment has, and what stands there for a trajectory without."""
 _PLAIN_FIELDS = [
     name
     for name in Trajectory.__dataclass_fields__
@@ -71,6 +76,8 @@ class StoredTrajectory:
     trajectory: Trajectory
     advantages: list[np.ndarray] | None
     """One float32 [T] array per segment; None where none was computed."""
+    trainer_logprobs: list[np.ndarray] | None = None
+    """One float32 [T] array per segment, NaN where not scored; None where no token was."""
 
 
 def tokens_path(path: Path) -> Path:
@@ -79,27 +86,42 @@ def tokens_path(path: Path) -> Path:
 
 
 def write_trajectories(
-    path: Path, trajectories: Sequence[Trajectory], advantages: Advantages | None = None
+    path: Path,
+    trajectories: Sequence[Trajectory],
+    advantages: PerToken | None = None,
+    *,
+    trainer_logprobs: PerToken | None = None,
 ) -> None:
     """Write both files atomically; the JSON lines last, so that their offsets always resolve.
+
+    Args:
+        path: of the JSON lines.
+        trajectories: in the order in which they are read back.
+        advantages: by trajectory.
+        trainer_logprobs: by trajectory; NaN where not scored.
 
     Raises:
         OSError: the disk is full or read-only.
         ValueError: an array has another length than the ids of its segment.
     """
-    known = advantages or {}
+    made = {"advantages": advantages or {}, "trainer_logprobs": trainer_logprobs or {}}
     lines: list[str] = []
     columns: dict[str, list[np.ndarray]] = {name: [] for name in _FIELDS}
     offset = 0
     for trajectory in trajectories:
-        rows = known.get(trajectory.id)
         spans = []
         for index, segment in enumerate(trajectory.segments):
-            values = np.zeros(len(segment), np.float32) if rows is None else rows[index]
-            _append(columns, segment, values, trajectory.id)
+            extra = {
+                name: known[trajectory.id][index]
+                if trajectory.id in known
+                else np.full(len(segment), _MADE_BY_TRAINER[name], np.float32)
+                for name, known in made.items()
+            }
+            _append(columns, segment, extra, trajectory.id)
             spans.append([offset, offset + len(segment)])
             offset += len(segment)
-        lines.append(_dumps(_to_json(trajectory, spans, has_advantages=rows is not None)))
+        has_advantages = trajectory.id in made["advantages"]
+        lines.append(_dumps(_to_json(trajectory, spans, has_advantages=has_advantages)))
     arrays = {
         name: np.concatenate(parts).astype(_FIELDS[name]) if parts else np.zeros(0, _FIELDS[name])
         for name, parts in columns.items()
@@ -143,10 +165,13 @@ def iter_stored(path: Path) -> Iterator[StoredTrajectory]:
 
 
 def _append(
-    columns: dict[str, list[np.ndarray]], segment: Segment, advantages: np.ndarray, name: str
+    columns: dict[str, list[np.ndarray]],
+    segment: Segment,
+    extra: Mapping[str, np.ndarray],
+    name: str,
 ) -> None:
     for field in _FIELDS:
-        values = advantages if field == "advantages" else getattr(segment, field)
+        values = extra[field] if field in extra else getattr(segment, field)
         if np.shape(values) != (len(segment),):
             raise ValueError(
                 f"trajectory {name!r}: {field} has shape {np.shape(values)}, "
@@ -212,7 +237,11 @@ def _from_json(line: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Stored
         ],
     )
     advantages = [arrays["advantages"][span] for span in spans] if line["advantages"] else None
-    return StoredTrajectory(trajectory=trajectory, advantages=advantages)
+    scored = None
+    if "trainer_logprobs" in arrays:  # files written before there was this field lack it
+        scored = [arrays["trainer_logprobs"][span] for span in spans]
+        scored = None if all(np.isnan(part).all() for part in scored) else scored
+    return StoredTrajectory(trajectory=trajectory, advantages=advantages, trainer_logprobs=scored)
 
 
 def _turn(line: dict[str, Any]) -> Turn:

@@ -32,15 +32,21 @@ class TrainBatch:
     batch: Batch | None
     """One row per segment of a session that sampled anything: token fields ``ids`` (int64),
     ``loss_mask`` (bool), ``logprobs`` (of the engine, float32) and ``turn`` (int64, -1 where not
-    sampled), all [N]; row field ``session`` (int64 [B]) indexes ``sessions``. After credit was
-    assigned, only the rows that train are left, with ``advantages`` and what the loss needs. None
-    where nothing carries a gradient."""
+    sampled), all [N]; row fields ``session`` (int64 [B]), which indexes ``sessions``, and
+    ``segment``, the row's place among the segments of its session. After credit was assigned,
+    only the rows that train are left, with ``advantages`` and what the loss needs. None where
+    nothing carries a gradient."""
     critic: Batch | None = None
     """What the critic trains on, once credit was assigned: the rows of all sessions whose estimator
     reads values. Token fields ``ids``, ``loss_mask`` (where it is trained), ``values`` (what it
     said) and ``value_targets``; row field ``session``."""
     advantages: dict[str, list[np.ndarray]] = field(default_factory=dict)
     """Trajectory id -> one float32 [T] array per segment, for the record."""
+    sampled: Batch | None = None
+    """The rows of all sessions, as ``batch`` holds them before credit is assigned."""
+    trainer_logprobs: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    """Trajectory id -> one float32 [T] array per segment, for the record: what the trainer says of
+    the sampled tokens before its first update, NaN where it was not asked."""
     trained_ids: frozenset[str] = frozenset()
     """Trajectories that entered the loss."""
     why_empty: str = ""
@@ -73,10 +79,12 @@ def assemble(groups: Sequence[TrajectoryGroup], configs: Mapping[str, CreditConf
         if not trajectory.failed
     ]
     sessions = [trajectory for _, trajectory in members]
+    packed = _pack(sessions)
     return TrainBatch(
         sessions=sessions,
         credit=_credit_batch(groups, members, configs),
-        batch=_pack(sessions),
+        batch=packed,
+        sampled=packed,
         why_empty=failure_causes(groups),
     )
 
@@ -120,6 +128,32 @@ def split_sessions(batch: Batch, num_parts: int, *, seed: int) -> list[Batch]:
         parts[smallest] += rows[session]
         sizes[smallest] += tokens[session]
     return [batch.select(part) for part in parts if part]
+
+
+def by_segment(
+    sessions: Sequence[Trajectory], packed: Batch, values: torch.Tensor, *, missing: float
+) -> dict[str, list[np.ndarray]]:
+    """Bring a value per token into the shape of trajectories.
+
+    Args:
+        packed: rows of some of the sessions.
+        values: float32 [N] of ``packed``.
+        missing: what segments without a row are filled with.
+
+    Returns:
+        Id -> one float32 [T] array per segment, of the sessions with a row.
+    """
+    spans = packed.cu_seqlens.tolist()
+    places = zip(packed.rows["session"].tolist(), packed.rows["segment"].tolist(), strict=True)
+    record: dict[str, list[np.ndarray]] = {}
+    for row, (session, segment) in enumerate(places):
+        trajectory = sessions[session]
+        if trajectory.id not in record:
+            record[trajectory.id] = [
+                np.full(len(part), missing, dtype=np.float32) for part in trajectory.segments
+            ]
+        record[trajectory.id][segment] = values[spans[row] : spans[row + 1]].numpy()
+    return record
 
 
 def _credit_batch(
@@ -238,7 +272,10 @@ def _pack(sessions: Sequence[Trajectory]) -> Batch | None:
         for name in ("ids", "loss_mask", "logprobs")
     }
     fields["turn"] = [_turn_of_token(sessions[s], index) for s, index, _ in segments]
-    rows = {"session": torch.tensor([session for session, _, _ in segments], dtype=torch.int64)}
+    rows = {
+        "session": torch.tensor([session for session, _, _ in segments], dtype=torch.int64),
+        "segment": torch.tensor([index for _, index, _ in segments], dtype=torch.int64),
+    }
     return Batch.from_rows(fields, rows)
 
 

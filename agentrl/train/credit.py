@@ -15,7 +15,7 @@ from agentrl.algo.group_baselines import group_statistics
 from agentrl.algo.loss import MAX_TURN_KEYS
 from agentrl.algo.ragged import position_in_segment
 from agentrl.batch import Batch
-from agentrl.train.assemble import TrainBatch, assemble
+from agentrl.train.assemble import TrainBatch, assemble, by_segment
 from agentrl.train.estimator import run_estimator
 from agentrl.types import TrajectoryGroup
 
@@ -184,18 +184,8 @@ def _with_variance(credit: CreditBatch, top_p: float) -> Tensor:
 
 def _for_the_record(batch: TrainBatch, packed: Batch) -> dict[str, list[np.ndarray]]:
     """Return each trajectory's advantages, one array per segment; zeros where none was sampled."""
-    spans = packed.cu_seqlens.tolist()
-    rows: dict[int, list[int]] = {}
-    for row, session in enumerate(packed.rows["session"].tolist()):
-        rows.setdefault(session, []).append(row)
-    values = packed.tokens["advantages"].numpy()
-    record: dict[str, list[np.ndarray]] = {}
-    for session, trajectory in enumerate(batch.sessions):
-        mine = iter(rows.get(session, ()))
-        record[trajectory.id] = [
-            values[spans[row := next(mine)] : spans[row + 1]]
-            if segment.loss_mask.any()
-            else np.zeros(len(segment), dtype=np.float32)
-            for segment in trajectory.segments
-        ]
-    return record
+    nothing = {
+        trajectory.id: [np.zeros(len(part), dtype=np.float32) for part in trajectory.segments]
+        for trajectory in batch.sessions
+    }
+    return nothing | by_segment(batch.sessions, packed, packed.tokens["advantages"], missing=0.0)

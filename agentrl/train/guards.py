@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from agentrl.dist.engine import TrainEngine
 from agentrl.errors import TrainingError
 from agentrl.rollout.config import FailureConfig
+from agentrl.train.mismatch import judged
 from agentrl.train.progress import Progress
 
 Metrics = dict[str, Any]
+
+logger = logging.getLogger(__name__)
 
 
 def count_empty_step(progress: Progress, failure: FailureConfig, why: str) -> Metrics:
@@ -56,21 +60,71 @@ def count_updates(progress: Progress, failure: FailureConfig, metrics: Mapping[s
         )
 
 
-def refuse_mismatch(progress: Progress, failure: FailureConfig, metrics: Mapping[str, Any]) -> None:
+def refuse_mismatch(
+    progress: Progress, failure: FailureConfig, metrics: Mapping[str, Any], *, is_first: bool
+) -> None:
     """Stop where the trained policy is not the sampled one: ratios would mean nothing.
 
+    Args:
+        is_first: nothing was updated in this process yet.
+
     Raises:
-        TrainingError: ``mismatch/k3_kl`` is above ``failure.max_mismatch_kl``.
+        TrainingError: ``mismatch/k3_kl`` is above ``failure.max_mismatch_kl``; or, at the first
+            step, the multiplier of the tokens of the present version above
+            ``failure.max_start_mismatch``.
     """
-    found, limit = metrics.get("mismatch/k3_kl", 0.0), failure.max_mismatch_kl
-    if found > limit:
+    if "mismatch/k3_kl" not in metrics:
+        return
+    found, limit = metrics["mismatch/k3_kl"], failure.max_mismatch_kl
+    if not found <= limit:  # what is no number is no match either
         raise TrainingError(
             f"before the update of step {progress.step + 1} the trainer's policy was {found:.3g} "
-            "nats per token from the one that the engine sampled with (largest difference of "
-            f"a log-probability: {metrics.get('mismatch/logprob_abs_max', 0.0):.3g}), more "
+            f"nats per token from the one that the engine sampled with {_largest(metrics)}, more "
             f"than failure.max_mismatch_kl={limit:g}: weights, temperature or precision "
-            "differ; lower rollout.max_staleness, or raise the limit where that is meant"
+            "differ; look at the tokens with `agentrl mismatch RUN`, lower rollout.max_staleness, "
+            "or raise the limit where that is meant"
         )
+    start, limit = judged(metrics), failure.max_start_mismatch
+    if is_first and start is not None and not start <= limit:
+        raise TrainingError(
+            f"with the same weights, trainer and engine differ by a factor of {start:.7g} in the "
+            f"probability of a sampled token, on average {_largest(metrics)}, more than "
+            f"failure.max_start_mismatch={limit:g}: temperature, chat template, precision or the "
+            "weights that are served differ; nothing was trained. Look at the tokens with "
+            "`agentrl mismatch RUN`; raise the limit for an engine of lower precision"
+        )
+
+
+def warn_of_mismatch(
+    progress: Progress, failure: FailureConfig, metrics: Mapping[str, Any]
+) -> Metrics:
+    """Count a step with a mismatch that is suspicious, and say so the first time.
+
+    Returns:
+        ``mismatch/warnings``, of the run so far; nothing where none was measured.
+    """
+    found, limit = judged(metrics), failure.warn_mismatch
+    if found is None:
+        return {}
+    if not found <= limit:
+        progress.mismatch_warnings += 1
+        if progress.mismatch_warnings == 1:
+            logger.warning(
+                "step %d: with the same weights, trainer and engine differ by a factor of %.4g in "
+                "the probability of a sampled token, on average %s, more than "
+                "failure.warn_mismatch=%g. Which tokens: agentrl mismatch RUN. Further steps are "
+                "counted in mismatch/warnings",
+                progress.step + 1,
+                found,
+                _largest(metrics),
+                limit,
+            )
+    return {"mismatch/warnings": progress.mismatch_warnings}
+
+
+def _largest(metrics: Mapping[str, Any]) -> str:
+    largest = metrics.get("mismatch/logprob_abs_max", 0.0)
+    return f"(largest difference of a log-probability: {largest:.3g})"
 
 
 def refuse_untrained(actor: TrainEngine) -> None:

@@ -33,6 +33,7 @@ from agentrl.train.credit import (
     with_advantages,
 )
 from agentrl.train.critic import Critic, critic_batch
+from agentrl.train.mismatch import record_mismatch, scored_where, some_sessions
 from agentrl.train.update_metrics import combine
 
 Metrics = dict[str, Any]
@@ -85,6 +86,7 @@ class Learner:
         self.seed = seed
         self.reference = reference
         self.critic = critic
+        self._compared = False
         self.kl = KLController(algo.kl.coef, target=algo.kl.target, horizon=algo.kl.horizon)
 
     def assign_credit(self, batch: TrainBatch) -> tuple[TrainBatch, Metrics]:
@@ -111,18 +113,49 @@ class Learner:
             batch = _finish_masks(batch, batch.batch, decoupled=self._decoupled)
         return batch, metrics
 
+    def measure_mismatch(self, batch: TrainBatch, step: int) -> Metrics:
+        """Compare the engine's probabilities with the trainer's, before anything is updated.
+
+        All tokens, where the trainer's are there already. Else one micro-batch is scored if it will
+        not be measured for nothing in the update: at the first step of a process, so that a set-up
+        that is broken trains nothing; and where the policy is not updated. :meth:`update` measures
+        all other steps. Completes ``batch.trainer_logprobs``.
+
+        Args:
+            step: updates done so far: the version that the weights are of.
+
+        Returns:
+            ``mismatch/...``; nothing where the update will measure, or nothing was sampled.
+        """
+        is_first, self._compared = not self._compared, True
+        for packed in (batch.batch, batch.sampled):
+            if packed is not None and "trainer_logprobs" in packed.tokens:
+                known = packed.tokens["trainer_logprobs"]
+                known = scored_where(known, packed.tokens["turn"] >= 0)
+                return record_mismatch(batch, packed, known, version=step)
+        will_update = batch.batch is not None and not self._is_head_start(step)
+        if batch.sampled is None or (will_update and not is_first):
+            return {}
+        budget = self.optimization.tokens_per_micro_batch
+        part = some_sessions(batch.sampled, budget)
+        found = self.actor.infer_batch(part, tokens_per_micro_batch=budget)["logprobs"]
+        known = scored_where(found, part.tokens["loss_mask"])
+        return record_mismatch(batch, part, known, version=step)
+
     def update(self, train_batch: TrainBatch, step: int) -> Metrics:
         """Update the critic, then the policy, ``epochs * updates_per_step`` times each.
 
         In the critic's head start the policy stays as it is, which ``critic/head_start`` says.
+        Completes ``train_batch.trainer_logprobs``.
 
         Returns:
-            See :func:`combine`.
+            See :func:`combine`; and the mismatch in the first mini-batch, unless
+            :meth:`measure_mismatch` knew that of all tokens.
         """
         metrics: Metrics = {}
         if self.critic is not None and train_batch.critic is not None:
             metrics |= self.critic.update(train_batch.critic, step)
-        if self.critic is not None and step < self.critic.config.head_start_steps:
+        if self._is_head_start(step):
             return metrics | combine([], role="actor") | {"critic/head_start": 1}
         if train_batch.batch is None:
             return metrics | combine([], role="actor")
@@ -131,17 +164,22 @@ class Learner:
     def _update_policy(self, train_batch: TrainBatch, batch: Batch, step: int) -> Metrics:
         """Update the policy ``epochs * updates_per_step`` times.
 
-        The first mini-batch is computed with the weights that sampled it (where staleness is 0), so
-        the mismatch between the engine's and the trainer's probabilities is measured there, at no
-        extra cost.
+        The first mini-batch is computed with the weights that the step starts from, so the mismatch
+        between the engine's and the trainer's probabilities is measured there, at no extra cost.
         """
         updates: list[Metrics] = []
+        mismatch: Metrics = {}
+        is_known = "trainer_logprobs" in batch.tokens
         for epoch in range(self.optimization.epochs):
             order = derive_seed(self.seed, "mini-batches", step, epoch)
             for part in split_sessions(batch, self.optimization.updates_per_step, seed=order):
                 choices = derive_seed(order, "choices", len(updates))
-                updates.append(self._update_once(part, seed=choices, first=not updates))
-        metrics = combine(updates, role="actor")
+                measure = not updates and not is_known
+                found, logprobs = self._update_once(part, seed=choices, measure=measure)
+                updates.append(found)
+                if logprobs is not None:
+                    mismatch = record_mismatch(train_batch, part, logprobs, version=step)
+        metrics = combine(updates, role="actor") | mismatch
         if "actor/ref_kl" in metrics:  # the KL is in the loss
             metrics["actor/kl_coef"] = self.kl.value
             self.kl.update(metrics["actor/ref_kl"], num_sessions=len(train_batch.trained_ids))
@@ -156,6 +194,9 @@ class Learner:
         needs = needs_of(self.credit)
         early = self.critic is not None and self._decoupled and self.algo.correction.reject
         return needs | {"old_logprobs"} if early else needs
+
+    def _is_head_start(self, step: int) -> bool:
+        return self.critic is not None and step < self.critic.config.head_start_steps
 
     @property
     def _decoupled(self) -> bool:
@@ -247,23 +288,42 @@ class Learner:
                 batch.tokens["keep"] = torch.zeros_like(found.keep)
         return found.metrics
 
-    def _update_once(self, batch: Batch, *, seed: int, first: bool) -> Metrics:
-        metrics, extra = self._look_ahead(batch, seed)
-        loss = self._loss_of(batch, extra, measure_mismatch=first)
-        return metrics | self.actor.train_mini_batch(
-            batch, loss, tokens_per_micro_batch=self.optimization.tokens_per_micro_batch
-        )
+    def _update_once(
+        self, batch: Batch, *, seed: int, measure: bool
+    ) -> tuple[Metrics, Tensor | None]:
+        """Make one optimizer step.
 
-    def _look_ahead(self, batch: Batch, seed: int) -> tuple[Metrics, tuple[str, ...]]:
+        Returns:
+            Metrics; and where ``measure`` the log-probabilities before the step, float32 [N], NaN
+            where not scored.
+        """
+        mask = batch.tokens["loss_mask"]
+        metrics, extra, present = self._look_ahead(batch, seed)
+        keep = ("logprobs",) if measure and present is None else ()
+        metrics |= self.actor.train_mini_batch(
+            batch,
+            self._loss_of(batch, extra),
+            tokens_per_micro_batch=self.optimization.tokens_per_micro_batch,
+            keep=keep,
+        )
+        if keep:
+            present = metrics.pop("logprobs/tokens")
+        if not measure or present is None:
+            return metrics, None
+        return metrics, scored_where(present, mask)
+
+    def _look_ahead(
+        self, batch: Batch, seed: int
+    ) -> tuple[Metrics, tuple[str, ...], Tensor | None]:
         """Score the mini-batch with the present policy, where something depends on all of it.
 
         That is a correction against the engine's probabilities themselves (bypass), and a loss that
-        chooses tokens. Returns metrics and the names of the loss's token fields.
+        chooses tokens. Returns metrics, the names of the loss's token fields, and the scores, [N].
         """
         bypass = self._corrects and not self._decoupled
         loss = self.token_loss
         if not bypass and not isinstance(loss, PreparedLoss):
-            return {}, ()
+            return {}, (), None
         budget = self.optimization.tokens_per_micro_batch
         present = self.actor.infer_batch(batch, tokens_per_micro_batch=budget)["logprobs"]
         metrics: Metrics = {}
@@ -271,7 +331,7 @@ class Learner:
             metrics = self._correct(batch, present, weigh=not loss.uses_ratio)
             batch.tokens["loss_mask"] = batch.tokens["loss_mask"] & batch.tokens["keep"]
         if not isinstance(loss, PreparedLoss):
-            return metrics, ()
+            return metrics, (), present
         mask = batch.tokens["loss_mask"]
         generator = torch.Generator().manual_seed(seed)
         with blamed(f"algo.loss={self.algo.loss!r}: prepare()", loss):
@@ -285,11 +345,9 @@ class Learner:
         for name, value in fields.items():
             empty = torch.zeros(batch.num_tokens, dtype=value.dtype)
             batch.tokens[name] = empty.masked_scatter(mask, value)
-        return metrics, tuple(fields)
+        return metrics, tuple(fields), present
 
-    def _loss_of(
-        self, batch: Batch, extra: tuple[str, ...], *, measure_mismatch: bool
-    ) -> PolicyLoss:
+    def _loss_of(self, batch: Batch, extra: tuple[str, ...]) -> PolicyLoss:
         """Put each token's weight into the batch, by the final mask, and close over the totals."""
         mask, turn = batch.tokens["loss_mask"], batch.tokens["turn"]
         sessions = batch.rows["session"][batch.row_of_token]
@@ -307,7 +365,6 @@ class Learner:
             entropy_coef=self.algo.entropy_coef,
             kl_coef=in_loss,
             kl_kind=self.algo.kl.kind,
-            measure_mismatch=measure_mismatch,
         )
 
     def state_dict(self) -> dict[str, Any]:

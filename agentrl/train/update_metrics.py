@@ -7,7 +7,7 @@ from typing import Any
 
 Metrics = dict[str, Any]
 
-_OWN_SECTIONS = ("mismatch/", "correction/")
+_OWN_SECTION = "correction/"
 
 
 def combine(updates: Sequence[Mapping[str, Any]], *, role: str) -> Metrics:
@@ -18,9 +18,9 @@ def combine(updates: Sequence[Mapping[str, Any]], *, role: str) -> Metrics:
         role: the section of metrics that name none: ``actor`` or ``critic``.
 
     Returns:
-        Under ``<role>/`` and ``correction/`` means over the updates, ``*_max`` their maximum;
-        ``mismatch/`` of the first one. ``<role>/updates`` counts those that had a token to train
-        on, ``<role>/skipped_updates`` those of them whose gradient was not finite.
+        Under ``<role>/`` and ``correction/`` means over the updates, ``*_max`` their maximum.
+        ``<role>/updates`` counts those that had a token to train on, ``<role>/skipped_updates``
+        those of them whose gradient was not finite.
     """
     metrics: Metrics = {
         f"{role}/updates": sum(update.get("micro_batches", 1) > 0 for update in updates),
@@ -28,10 +28,8 @@ def combine(updates: Sequence[Mapping[str, Any]], *, role: str) -> Metrics:
     }
     for name in dict.fromkeys(name for update in updates for name in update):
         values = [update[name] for update in updates if name in update]
-        key = name if name.startswith(_OWN_SECTIONS) else f"{role}/{name}"
-        if name.startswith("mismatch/"):
-            metrics[key] = values[0]
-        elif name.endswith("_max"):
+        key = name if name.startswith(_OWN_SECTION) else f"{role}/{name}"
+        if name.endswith("_max"):
             metrics[key] = max(values)
         elif name != "skipped":
             metrics[key] = sum(values) / len(values)

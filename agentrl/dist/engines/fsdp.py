@@ -19,7 +19,7 @@ from agentrl.dist.config import EngineConfig, Offload, Precision
 from agentrl.dist.determinism import require_deterministic_kernels
 from agentrl.dist.engine import LossFn, PendingSave
 from agentrl.dist.export import live_tensors, save_pretrained
-from agentrl.dist.inference import infer_batch
+from agentrl.dist.inference import in_batch_order, infer_batch
 from agentrl.dist.lora import Adapters, WithoutAdapters, base_name
 from agentrl.dist.metrics import MetricSum
 from agentrl.dist.micro_batch import dummy_batch, plan_trained_rows
@@ -116,12 +116,18 @@ class FSDPEngine:
         )
 
     def train_mini_batch(
-        self, batch: Batch | RowView, loss_fn: LossFn, *, tokens_per_micro_batch: int
-    ) -> dict[str, float]:
+        self,
+        batch: Batch | RowView,
+        loss_fn: LossFn,
+        *,
+        tokens_per_micro_batch: int,
+        keep: Sequence[str] = (),
+    ) -> dict[str, Any]:
         """Accumulate gradients over micro-batches and ranks, clip, step.
 
         Args:
             batch: this rank's rows, maybe none.
+            keep: scores that come along, of these rows; see ``TrainEngine.train_mini_batch``.
 
         Returns:
             The metrics of ``loss_fn`` over this rank's rows (sums; of ``*_max`` the maximum), and
@@ -134,6 +140,7 @@ class FSDPEngine:
         plan = plan_trained_rows(batch, tokens_per_micro_batch)
         num_passes = self.ranks.largest(len(plan))
         metrics = MetricSum()
+        kept: list[dict[str, Tensor]] = []
         for index in range(num_passes):
             if self._sharded is not None:
                 self._sharded.begin_micro_batch(is_last=index == num_passes - 1)
@@ -142,12 +149,15 @@ class FSDPEngine:
                 scores = self._scorer(part, fields=loss_fn.fields)
                 loss, found = loss_fn(scores, part.on_device(self._to_device))
                 metrics.add(found)
+                kept.append({name: scores[name].detach() for name in keep})
             else:
                 # Out of rows before others are: takes part in what all ranks do together.
                 scores = self._scorer(dummy_batch(), fields=loss_fn.fields)
                 loss = torch.stack([score.sum() for score in scores.values()]).sum() * 0.0
             loss.backward()
         total = metrics.result() | {"micro_batches": num_passes}
+        scored = in_batch_order(batch, plan, kept, fields=keep)
+        total |= {f"{name}/tokens": value for name, value in scored.items()}
         return total | self._apply_gradient() if num_passes else total
 
     def infer_batch(

@@ -67,7 +67,7 @@ def _policy_loss(batch: Batch, name: str = "vanilla", **how: Any) -> PolicyLoss:
     )
 
 
-FULL = {"entropy_coef": 0.01, "kl_coef": 0.05, "kl_kind": "k3+", "measure_mismatch": True}
+FULL = {"entropy_coef": 0.01, "kl_coef": 0.05, "kl_kind": "k3+"}
 
 
 def _gradient(parts: list[list[int]], mode: str, name: str) -> tuple[Tensor, dict[str, float]]:

@@ -60,7 +60,19 @@ def test_help_lists_every_verb(agentrl: Shell) -> None:
 
 @pytest.mark.parametrize(
     "verb",
-    ["train", "eval", "sft", "rollout", "export", "report", "envs", "tools", "sandbox", "doctor"],
+    [
+        "train",
+        "eval",
+        "sft",
+        "rollout",
+        "export",
+        "report",
+        "mismatch",
+        "envs",
+        "tools",
+        "sandbox",
+        "doctor",
+    ],
 )
 def test_every_verb_explains_itself(agentrl: Shell, verb: str) -> None:
     code, out, _ = agentrl(verb, "--help")

@@ -58,7 +58,7 @@ class Engine(FSDPEngine):
 
     def train_mini_batch(
         self, batch: Batch | RowView, loss_fn: Any, **kwargs: Any
-    ) -> dict[str, float]:
+    ) -> dict[str, Any]:
         assert isinstance(batch, Batch)
         self.trained.append((batch, loss_fn))
         return super().train_mini_batch(batch, loss_fn, **kwargs)

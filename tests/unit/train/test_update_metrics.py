@@ -6,8 +6,8 @@ from agentrl.train.update_metrics import combine
 
 
 def test_metrics_of_updates_are_put_together_by_their_kind() -> None:
-    first = {"mismatch/k3_kl": 1.0, "correction/is_max": 2.0, "correction/is_mean": 1.0}
-    second = {"mismatch/k3_kl": 3.0, "correction/is_max": 4.0, "correction/is_mean": 2.0}
+    first = {"correction/is_max": 2.0, "correction/is_mean": 1.0}
+    second = {"correction/is_max": 4.0, "correction/is_mean": 2.0}
     assert combine(
         [
             first | {"ratio_max": 5.0, "loss": 1.0, "skipped": 0.0, "micro_batches": 1},
@@ -15,7 +15,6 @@ def test_metrics_of_updates_are_put_together_by_their_kind() -> None:
         ],
         role="actor",
     ) == {
-        "mismatch/k3_kl": 1.0,
         "correction/is_max": 4.0,
         "correction/is_mean": 1.5,
         "actor/ratio_max": 5.0,

@@ -1,0 +1,67 @@
+"""`agentrl mismatch`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from agentrl.telemetry.divergence import TokenDivergence, TrajectoryDivergence
+
+
+@click.command("mismatch")
+@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--step", type=int, help="Step; default: the newest one stored.")
+@click.option(
+    "--threshold",
+    type=float,
+    default=0.1,
+    show_default=True,
+    help="Difference, in nats, that counts as one.",
+)
+@click.option("--top", type=int, default=10, show_default=True, help="Trajectories to list.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def command(run: Path, step: int | None, threshold: float, top: int, as_json: bool) -> None:
+    """Name the tokens on which engine and trainer disagree, worst trajectory first.
+
+    Of each trajectory: the first token whose log-probabilities differ by more than --threshold, and
+    the one that differs most.
+    """
+    from agentrl.errors import DataError
+    from agentrl.telemetry.divergence import run_divergences
+    from agentrl.telemetry.run_dir import RunDir
+    from agentrl.telemetry.token_view import TokenDecoder
+
+    opened = RunDir(run)
+    steps = opened.trajectory_steps()
+    if step is None:
+        if not steps:
+            raise DataError(f"{str(run)!r} holds no trajectories; see trainer.trajectories")
+        step = steps[-1]
+    tokenizer = opened.model_path / "tokenizer.json"
+    decoder = TokenDecoder(tokenizer) if tokenizer.is_file() else None
+    found = run_divergences(opened, step, threshold=threshold, top=top, decoder=decoder)
+    if as_json:
+        click.echo(json.dumps({"step": step, "trajectories": [asdict(item) for item in found]}))
+        return
+    click.echo(f"step {step}: {len(found)} trajectories, those furthest apart first")
+    for item in found:
+        click.echo(_lines(item, threshold))
+
+
+def _lines(item: TrajectoryDivergence, threshold: float) -> str:
+    head = f"\n{item.id}  {item.num_tokens} tokens, mean difference {item.abs_mean:.3g} nats"
+    first = f"  first above {threshold:g}: "
+    first += "none" if item.first is None else _token(item.first)
+    return f"{head}\n{first}\n  largest:{' ' * (len(first.split(':')[0]) - 9)} {_token(item.worst)}"
+
+
+def _token(token: TokenDivergence) -> str:
+    return (
+        f"turn {token.turn + 1}, token {token.index}: {token.text!r} (id {token.token_id})  "
+        f"engine {token.engine:.5f}  trainer {token.trainer:.5f}  version {token.version}"
+    )
