@@ -21,6 +21,7 @@ from agentrl.dist.rollout_worker import ProcessSetup
 from agentrl.dist.weight_sync.config import WeightSyncConfig
 from agentrl.engines import roles_of
 from agentrl.errors import ConfigError
+from agentrl.extras import missing_extra
 from agentrl.model.blueprint import Blueprint
 from agentrl.model.load import LoadedModel
 from agentrl.plan import Plan
@@ -184,7 +185,7 @@ async def open_cluster(
     try:
         from agentrl.dist.ray_cluster import ray_cluster
     except ModuleNotFoundError as error:
-        raise ConfigError("cluster=ray needs Ray: pip install 'agentrl[ray]'") from error
+        raise ConfigError(missing_extra("ray", "cluster=ray")) from error
 
     cluster = ray_cluster(
         config.cluster.address,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl.dist.cluster_config import ClusterConfig, address_problems
 from agentrl.dist.config import PlacementConfig, PoolConfig
 from agentrl.dist.placement import DEFAULT_POOL, MIN_SHARE, pool_problems
+from agentrl.extras import missing_extra
 
 if TYPE_CHECKING:
     from agentrl.config.schema import Config
@@ -71,7 +72,7 @@ def cluster_problems(config: Config) -> Iterator[str]:
     if cluster.kind != RAY:
         return  # told among the choices
     if importlib.util.find_spec("ray") is None:
-        yield "cluster=ray needs Ray: pip install 'agentrl[ray]'"
+        yield missing_extra("ray", "cluster=ray")
     if not 1 <= config.rollout.workers <= _MAX_WORKERS:
         yield f"rollout.workers={config.rollout.workers}: must be between 1 and {_MAX_WORKERS}"
     if cluster.gpus < 0:

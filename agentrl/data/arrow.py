@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.data.table import Table
 from agentrl.errors import ConfigError, DataError
+from agentrl.extras import missing_extra
 
 if TYPE_CHECKING:
     import pyarrow
@@ -176,7 +177,4 @@ def _import(module: str, *, source: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        package = module.split(".")[0]
-        raise ConfigError(
-            f"{source} needs {package}: pip install 'agentrl[data]' (JSONL needs nothing)"
-        ) from error
+        raise ConfigError(f"{missing_extra('data', source)} (JSONL needs nothing)") from error

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 
 from agentrl.dist.config import LoraConfig
+from agentrl.extras import missing_extra
 
 ALL_LINEAR = "all-linear"
 
@@ -25,7 +26,7 @@ def lora_problems(config: LoraConfig) -> Iterator[str]:
     if config.rank < 0:
         yield f"lora.rank={config.rank}: at least 1 trains adapters, 0 trains all weights"
     if importlib.util.find_spec("peft") is None:
-        yield f"lora.rank={config.rank} needs the extra 'peft': pip install 'agentrl[peft]'"
+        yield missing_extra("peft", f"lora.rank={config.rank}")
     if not 0 < config.alpha < math.inf:
         yield (
             f"lora.alpha={config.alpha}: must be a finite number above 0; adapters are scaled by "

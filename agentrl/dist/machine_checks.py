@@ -16,6 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from agentrl.dist.machine import Gpu, HostMemory
+from agentrl.extras import how_to_install
 
 _GIB = 2**30
 _MIN_PYTHON = (3, 11)
@@ -229,9 +230,13 @@ def check_extras(needed: Mapping[str, str]) -> Iterator[Check]:
             found = ", ".join(f"{name} {version}" for name, version in versions.items())
             yield Check(name=f"extra {extra}", status=Status.ok, found=found)
         elif extra in needed:
-            fix = f"pip install 'agentrl[{extra}]'"
             found = f"{', '.join(missing)} missing, which {needed[extra]} needs"
-            yield Check(name=f"extra {extra}", status=Status.fail, found=found, fix=fix)
+            yield Check(
+                name=f"extra {extra}",
+                status=Status.fail,
+                found=found,
+                fix=how_to_install(extra),
+            )
         else:
             yield Check(name=f"extra {extra}", status=Status.ok, found="not installed, not needed")
 

@@ -9,6 +9,7 @@ from typing import Any
 from transformers import AutoConfig
 
 from agentrl.errors import ModelError
+from agentrl.extras import missing_extra
 from agentrl.model import load
 
 
@@ -46,5 +47,5 @@ def _of_gguf(path: Path) -> Any:
     if not path.is_file():
         raise ModelError(f"no such file: {str(path)!r}; model.path names a .gguf file to read")
     if importlib.util.find_spec("gguf") is None:
-        raise ModelError(f"reading {path.name!r} needs gguf: pip install 'agentrl[gguf]'")
+        raise ModelError(missing_extra("gguf", f"reading {path.name!r}"))
     return AutoConfig.from_pretrained(path.parent, gguf_file=path.name)

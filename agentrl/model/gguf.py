@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentrl.errors import ModelError
+from agentrl.extras import missing_extra
 from agentrl.model.cache import cache_root, file_sha256, make_once
 
 _NEEDED = ("gguf", "accelerate")
@@ -27,9 +28,7 @@ def converted(path: Path) -> Path:
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise ModelError(
-            f"reading {path.name!r} needs {' and '.join(missing)}: pip install 'agentrl[gguf]'"
-        )
+        raise ModelError(missing_extra("gguf", f"reading {path.name!r}"))
     target = cache_root() / "gguf" / f"{path.stem}-{file_sha256(path)[:16]}"
     make_once(target, lambda folder: _convert(path, folder))
     return target

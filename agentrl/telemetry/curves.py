@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import DataError
+from agentrl.extras import missing_extra
 from agentrl.telemetry.charts import Chart, Series, charts
 from agentrl.telemetry.files import atomic_write
 from agentrl.telemetry.jsonl import read_metrics
@@ -36,9 +37,7 @@ def render_curves(run_dir: str | Path | RunDir) -> Path:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
     except ImportError as error:
-        raise MissingExtraError(
-            "curves.png needs the extra 'report': pip install 'agentrl[report]'"
-        ) from error
+        raise MissingExtraError(missing_extra("report", "curves.png")) from error
     run = run_dir if isinstance(run_dir, RunDir) else RunDir(run_dir)
     drawn = charts(read_metrics(run.metrics_path))
     if not drawn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from agentrl.extras import missing_extra
 from agentrl.telemetry.tracker import MissingExtraError, TrackedRun, is_number, plain_value
 
 
@@ -23,8 +24,7 @@ class TensorBoardTracker:
             from torch.utils.tensorboard.writer import SummaryWriter
         except ImportError as error:
             raise MissingExtraError(
-                "tracker 'tensorboard' needs the extra 'tensorboard': "
-                "pip install 'agentrl[tensorboard]'"
+                missing_extra("tensorboard", "tracker 'tensorboard'")
             ) from error
         keep = run.keep_through_step
         self._writer = SummaryWriter(

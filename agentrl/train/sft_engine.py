@@ -14,6 +14,7 @@ from agentrl.dist.group_engine import GroupEngine
 from agentrl.dist.stored_model import StoredModel
 from agentrl.dist.worker_group import LocalWorkerGroup
 from agentrl.errors import ConfigError
+from agentrl.extras import missing_extra
 from agentrl.model.load import LoadedModel, load_model
 from agentrl.train.sft_config import RAY, SFTConfig
 
@@ -68,7 +69,7 @@ def _ray_engine(config: SFTConfig, path: str, total_steps: int) -> Iterator[Grou
         from agentrl.dist.ray_group import RayOptions, RayWorkerGroup
         from agentrl.dist.ray_transport import store
     except ModuleNotFoundError as error:
-        raise ConfigError("cluster=ray needs Ray: pip install 'agentrl[ray]'") from error
+        raise ConfigError(missing_extra("ray", "cluster=ray")) from error
     pool = config.pool()
     cpus = max(len(os.sched_getaffinity(0)), math.ceil(pool.ranks * pool.cpus_per_rank))
     with ray_cluster(config.address, num_cpus=cpus, timeout_s=config.start_timeout_s):

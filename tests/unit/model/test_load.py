@@ -189,7 +189,7 @@ def test_a_missing_reader_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(gguf.importlib.util, "find_spec", lambda name: None)
     (tmp_path / "model.gguf").write_bytes(b"x")
-    with pytest.raises(ModelError, match=r"pip install 'agentrl\[gguf\]'"):
+    with pytest.raises(ModelError, match=r"pip install -e '\.\[gguf\]'"):
         load_model(str(tmp_path / "model.gguf"), device="cpu")
 
 

