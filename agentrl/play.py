@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -13,6 +14,7 @@ from agentrl.config.load import from_yaml, load
 from agentrl.config.schema import Config
 from agentrl.env.task_check import SPLITS
 from agentrl.errors import ConfigError
+from agentrl.limits import within_positions
 from agentrl.plan import evaluation_plan
 from agentrl.playground import open_playground
 from agentrl.rollout.tasks import check_tasks
@@ -37,7 +39,15 @@ def playing_config(env_id: str | None, model: str | None, overrides: Sequence[st
     if model is not None:
         settings.insert(0, f"model.path={quote(model)}")
     base = from_yaml(run_config_path(model)) if model is not None and is_run(model) else None
-    return load(settings, base=base)
+    config = load(settings, base=base)
+    if base is not None:  # the lengths of the run
+        return config
+    return within_positions(config, settings, announce=partial(_say, quiet=config.telemetry.quiet))
+
+
+def _say(text: str, *, quiet: bool) -> None:
+    if not quiet:
+        Console(stderr=True).print(text, soft_wrap=True, highlight=False)
 
 
 async def play_split(

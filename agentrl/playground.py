@@ -13,13 +13,14 @@ from typing import Any
 from agentrl.agent.renderer import Renderer
 from agentrl.config.schema import Config
 from agentrl.kwargs import check_kwargs
-from agentrl.model.load import LoadedModel, positions_of, refuse_beyond_positions
+from agentrl.model.load import LoadedModel, positions_of
 from agentrl.model.tiny import MAX_CONTEXT_TOKENS
 from agentrl.reward.run import open_reward
 from agentrl.reward.service import ScoringService
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.engines import engine_registry
 from agentrl.rollout.engines.build import EngineSetup
+from agentrl.rollout.fit_limits import refuse_beyond_positions
 from agentrl.rollout.groups import GroupPlan, GroupRunner
 from agentrl.rollout.serving.replica_set import ReplicaSet
 from agentrl.rollout.stage import Stage, open_stage
@@ -201,11 +202,7 @@ async def open_policy(
         ConfigError: it has fewer positions than the run's episodes may take.
         AgentRLError: it cannot be loaded.
     """
-    check_length = partial(
-        refuse_beyond_positions,
-        max_context_tokens=config.rollout.max_context_tokens,
-        max_response_tokens=config.rollout.max_response_tokens,
-    )
+    check_length = partial(refuse_beyond_positions, config.rollout)
     if config.model.path == TINY:  # known before it is made
         check_length(MAX_CONTEXT_TOKENS, source=TINY)
     model = await open_model(

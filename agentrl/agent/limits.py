@@ -18,11 +18,13 @@ class LoopLimits:
     max_turns: int = 8
     """Answers of the model in one episode."""
     max_turn_tokens: int = 256
-    """Sampled in one turn."""
+    """Sampled in one turn. Where it is not set, at most ``max_response_tokens``."""
     max_response_tokens: int = 1024
-    """Sampled over the whole trajectory."""
+    """Sampled over the whole trajectory. Where it is not set and would leave no room for a prompt:
+    half of ``max_context_tokens``."""
     max_context_tokens: int = 2048
-    """Prompt, answers of tools and sampled tokens together."""
+    """Prompt, answers of tools and sampled tokens together. Where it is not set, at most the
+    positions of the model."""
     max_turn_calls: int = 16
     """Tool calls in one turn; those beyond are refused with one message."""
     trajectory_timeout_s: float = 120.0

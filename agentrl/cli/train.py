@@ -23,11 +23,20 @@ def command(env_id: str | None, resume: str | None, overrides: tuple[str, ...]) 
     agentrl train --resume runs/code_sandbox-20260101-1
     """
     from agentrl.config.load import load
-    from agentrl.launch import train
     from agentrl.resume import resumed_config
 
     settings = with_env(overrides, env_id)
     config = load(settings) if resume is None else resumed_config(resume, settings)
     prepare_process(config.trainer.num_threads)
     quiet = config.telemetry.quiet
-    asyncio.run(train(config, announce=lambda text: None if quiet else click.echo(text, err=True)))
+
+    def announce(text: str) -> None:
+        if not quiet:
+            click.echo(text, err=True)
+
+    from agentrl.launch import train
+    from agentrl.limits import within_positions
+
+    if resume is None:
+        config = within_positions(config, settings, announce=announce)
+    asyncio.run(train(config, announce=announce))

@@ -26,6 +26,7 @@ from agentrl.config.validate import validate
 from agentrl.config.yaml_values import read_value
 from agentrl.errors import ConfigError
 from agentrl.kwargs import check_kwargs
+from agentrl.rollout.fit_limits import LENGTHS, fitted
 from agentrl.train.config import TINY
 
 
@@ -43,8 +44,21 @@ def load(overrides: Sequence[str], *, base: Config | None = None) -> Config:
         config = _composed(overrides, base)
     except (ValueError, RecursionError) as error:  # a number of 5000 digits, 500 brackets
         raise ConfigError(f"cannot read the settings: {_first_line(error)}") from error
+    if base is None:
+        keys = given_keys(overrides)
+        given = [name for name in LENGTHS if f"rollout.{name}" in keys]
+        config.rollout = fitted(config.rollout, given=given)
     validate(config)
     return config
+
+
+def given_keys(overrides: Sequence[str]) -> frozenset[str]:
+    """Return the dotted keys that settings name: what a user set, and no preset.
+
+    Raises:
+        ConfigError: one of them cannot be read.
+    """
+    return frozenset(item.key_or_group.lstrip("+") for item in _parse(_itemised(overrides)))
 
 
 def _composed(overrides: Sequence[str], base: Config | None) -> Config:

@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from agentrl.errors import ConfigError, ModelError
+from agentrl.errors import ModelError
 from agentrl.model.gguf import converted
 
 HUB_TIMEOUT_S = 5.0
@@ -146,27 +146,12 @@ def resolve_device(device: str) -> str:
 
 def positions_of(model: Any) -> int | None:
     """Return how many positions a model was made for; None where its configuration has no say."""
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return positions_in(model.config)
 
 
-def refuse_beyond_positions(
-    positions: int | None, *, source: str, max_context_tokens: int, max_response_tokens: int
-) -> None:
-    """Refuse sequences that are longer than the model has positions.
-
-    Args:
-        source: names the model.
-
-    Raises:
-        ConfigError: with the three numbers.
-    """
-    if positions is not None and max_context_tokens > positions:
-        raise ConfigError(
-            f"rollout.max_context_tokens={max_context_tokens}, of which "
-            f"rollout.max_response_tokens={max_response_tokens} may be sampled, is above the "
-            f"{positions} positions of the model {source!r}; set rollout.max_context_tokens to at "
-            f"most {positions}, and rollout.max_response_tokens below it"
-        )
+def positions_in(config: Any) -> int | None:
+    """Return how many positions a model of this transformers configuration has, if it says."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
 @dataclass(slots=True, frozen=True)

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agentrl.errors import ConfigError, ModelError
+from agentrl.errors import ModelError
 from agentrl.model import gguf, load
-from agentrl.model.load import load_model, load_with_weights, positions_of, refuse_beyond_positions
+from agentrl.model.load import load_model, load_with_weights, positions_of
 from agentrl.model.tiny import train_tokenizer
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -232,16 +232,9 @@ def test_a_real_gguf_answers_a_question(tmp_path: Path, monkeypatch: pytest.Monk
     assert "Paris" in loaded.tokenizer.decode(answer[0])
 
 
-def test_sequences_beyond_the_positions_of_a_model_are_refused(saved: Path, copy: Path) -> None:
+def test_the_positions_of_a_model_are_those_of_its_configuration(saved: Path, copy: Path) -> None:
     change_json(copy / "config.json", max_position_embeddings=128)
-    positions = positions_of(load_model(str(copy), device="cpu").model)
-    sizes = {"source": "mine", "max_response_tokens": 64}
-    with pytest.raises(ConfigError) as caught:
-        refuse_beyond_positions(positions, max_context_tokens=129, **sizes)
-    for part in ("rollout.max_context_tokens=129", "max_response_tokens=64", "128 positions"):
-        assert part in str(caught.value)
-    refuse_beyond_positions(positions, max_context_tokens=128, **sizes)
-    refuse_beyond_positions(None, max_context_tokens=10**6, **sizes)
+    assert positions_of(load_model(str(copy), device="cpu").model) == 128
 
 
 # ------------------------------------------------------------------ weights of a run

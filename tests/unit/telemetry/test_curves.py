@@ -38,7 +38,7 @@ def test_nothing_to_draw_is_said(tmp_path: Path) -> None:
 
 def test_a_missing_extra_is_named(own_run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(MissingExtraError, match=r"agentrl\[report\]"):
+    with pytest.raises(MissingExtraError, match=r"'\.\[report\]'"):
         render_curves(own_run)
 
 
