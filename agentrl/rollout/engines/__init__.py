@@ -17,5 +17,7 @@ engine_registry: Registry[Callable[[EngineSetup], RolloutEngine]] = Registry(
     {
         "hf": "agentrl.rollout.engines.build:build_hf",
         "vllm": "agentrl.rollout.engines.build:build_vllm",
+        "sglang": "agentrl.rollout.engines.build:build_sglang",
+        "openai": "agentrl.rollout.engines.build:build_openai",
     },
 )

@@ -9,7 +9,12 @@ from typing import Any
 from agentrl.kwargs import check_kwargs
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.engine import RolloutEngine
-from agentrl.rollout.engines.config import HFEngineConfig, VLLMEngineConfig
+from agentrl.rollout.engines.config import (
+    HFEngineConfig,
+    OpenAIEngineConfig,
+    SGLangEngineConfig,
+    VLLMEngineConfig,
+)
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -76,3 +81,32 @@ def build_vllm(setup: EngineSetup) -> RolloutEngine:
         sleep=bool(rollout.sleep_level),
     )
     return VLLMEngine(setup.model, settings)
+
+
+def build_sglang(setup: EngineSetup) -> RolloutEngine:
+    """Return a :class:`~agentrl.rollout.engines.sglang.SGLangEngine`.
+
+    Raises:
+        ConfigError: a keyword argument that it does not take, or a setting that cannot work.
+    """
+    from agentrl.rollout.engines.sglang import SGLangEngine
+
+    settings = setup.settings(
+        SGLangEngineConfig,
+        max_context=setup.rollout.max_context_tokens,
+        deterministic=setup.deterministic,
+        tensor_parallel=setup.rollout.tensor_parallel,
+    )
+    return SGLangEngine(setup.model, settings, index=setup.index)
+
+
+def build_openai(setup: EngineSetup) -> RolloutEngine:
+    """Return an :class:`~agentrl.rollout.engines.openai.OpenAIEngine`: for evaluation.
+
+    Raises:
+        ConfigError: a keyword argument that it does not take, or a setting that cannot work.
+    """
+    from agentrl.rollout.engines.openai import OpenAIEngine
+
+    settings = setup.settings(OpenAIEngineConfig, max_context=setup.rollout.max_context_tokens)
+    return OpenAIEngine(settings, seed=setup.index)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,3 +87,73 @@ class VLLMEngineConfig:
     log_path: str | None = None
     """Where vLLM's log goes and stays. None: a temporary file, whose end stands in the error of an
     engine that failed."""
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenAIEngineConfig:
+    """Settings of :class:`agentrl.rollout.engines.openai.OpenAIEngine`."""
+
+    base_url: str = "http://127.0.0.1:8000/v1"
+    """Of the server, up to and with ``/v1``."""
+    model: str | None = None
+    """Name that the server has for the model; None takes the only one that it serves."""
+    api_key_env: str | None = None
+    """Environment variable that holds the key; None sends none."""
+    max_context: int = 1024
+    """Most tokens of one session, prompt and answer together."""
+    max_connections: int = 256
+    """Requests at once; more wait."""
+    timeout_s: float = 600.0
+    """For one request."""
+    max_retries: int = 4
+    """Attempts after the first, of requests that failed for reasons of the server or the network:
+    no connection, no answer, status 408, 429 or 500 and above. Others are not tried again."""
+    retry_pause_s: float = 0.5
+    """Before the first retry; doubled with each, up to half a minute, and spread at random."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SGLangEngineConfig:
+    """Settings of :class:`agentrl.rollout.engines.sglang.SGLangEngine`."""
+
+    base_url: str = "http://127.0.0.1:{port}"
+    """Of the server; ``{port}`` becomes ``port`` plus the number of the replica."""
+    port: int = 30000
+    """Of the first replica's server."""
+    command: list[str] = field(default_factory=list)
+    """Program and arguments of a server to start, with ``{port}`` for its port, for example
+    ``[python, -m, sglang.launch_server, --model-path, PATH, --port, "{port}",
+    --skip-tokenizer-init, --enable-deterministic-inference, --load-format, dummy]``. Empty: one
+    that runs already."""
+    api_key_env: str | None = None
+    """Environment variable that holds the key; None sends none."""
+    max_context: int = 1024
+    """Most tokens of one session, prompt and answer together."""
+    max_connections: int = 512
+    """Requests at once; more wait."""
+    deterministic: bool = False
+    """Refuse a server that was started without ``--enable-deterministic-inference``: it takes no
+    heed of the seeds of requests."""
+    device: str = "cpu"
+    """Of the buffer that weights are handed over in: the server's GPU as this process numbers it,
+    or ``cpu``, which works with both."""
+    bucket_mb: int = 256
+    """MiB of weights that travel at once."""
+    tensor_parallel: int = 1
+    """The server's ``--tp-size``."""
+    verify_tensors: int = 8
+    """Tensors of which the first rows are read back after an update, in turn; the server can do so
+    for Llamas. 0 reads none."""
+    log_path: str | None = None
+    """Where the log of a server that was started here goes; None: a temporary file, whose end
+    stands in the error of a server that failed."""
+    start_timeout_s: float = 900.0
+    """For the server to answer that it is ready."""
+    request_timeout_s: float = 3600.0
+    """For one request."""
+    drain_timeout_s: float = 600.0
+    """How long a weight update waits for unfinished requests before it fails."""
+    call_timeout_s: float = 300.0
+    """For the server to answer to sleep, wake, or a bucket of weights."""
+    health_timeout_s: float = 60.0
+    """For the server to answer that it is alive."""

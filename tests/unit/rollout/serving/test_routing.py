@@ -75,7 +75,9 @@ def test_a_lost_replica_is_nobodys_home() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.integers(0, 5), st.lists(st.integers(0, 9), min_size=3, max_size=3), st.integers(1, 9)
+            st.integers(0, 5),
+            st.lists(st.integers(0, 9), min_size=3, max_size=3),
+            st.integers(1, 9),
         ),
         max_size=30,
     )

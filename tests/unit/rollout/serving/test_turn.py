@@ -20,9 +20,7 @@ def request(max_tokens: int = 6, *, first_index: int = 0) -> GenerateRequest:
     return GenerateRequest(prompt_ids=(1, 2), sampling=sampling, session_id="s")
 
 
-def part(
-    ids: list[int], reason: StopReason = StopReason.ABORT, *, version: int = 0
-) -> Generation:
+def part(ids: list[int], reason: StopReason = StopReason.ABORT, *, version: int = 0) -> Generation:
     return Generation(
         ids=ids,
         logprobs=[-float(token) for token in ids],

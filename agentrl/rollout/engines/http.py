@@ -1,0 +1,137 @@
+"""JSON over HTTP to an engine's server: one connection pool, a deadline for every answer.
+
+The pool is aiohttp's behind httpx: httpx's own goes through all queued requests for every one that
+it serves, which is hundreds of requests in a rollout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from agentrl.errors import ConfigError, EngineError
+
+if TYPE_CHECKING:
+    import httpx
+
+
+class Unreachable(EngineError):
+    """No connection, or one that ended before the answer."""
+
+
+class NoAnswer(EngineError):
+    """No answer before the deadline."""
+
+
+@dataclass(slots=True, frozen=True)
+class Reply:
+    """What a server answered."""
+
+    status: int
+    body: Any
+    """Parsed JSON, or text that is none."""
+    retry_after_s: float = 0.0
+    """What the server asked for."""
+
+    @property
+    def text(self) -> str:
+        """What to show of it."""
+        shown = self.body if isinstance(self.body, str) else json.dumps(self.body)
+        return f"status {self.status}: {shown[:500]}"
+
+
+class JsonClient:
+    """Talks to one server.
+
+    Args:
+        base_url: without a slash at its end.
+        api_key_env: environment variable that holds the key; None sends none.
+        max_connections: requests at once; more wait.
+
+    Raises:
+        ConfigError: a URL or key that cannot be used.
+    """
+
+    def __init__(self, base_url: str, *, api_key_env: str | None, max_connections: int) -> None:
+        if not base_url.startswith(("http://", "https://")):
+            raise ConfigError(f"base_url={base_url!r}: write http://host:port")
+        self.base_url = base_url.rstrip("/")
+        self._headers = auth_headers(api_key_env)
+        self._max_connections = max_connections
+        self._client: httpx.AsyncClient | None = None
+
+    async def post(self, path: str, body: Any = None, *, timeout_s: float) -> Reply:
+        """Send JSON; see :meth:`request`."""
+        return await self.request("POST", path, body, timeout_s=timeout_s)
+
+    async def get(self, path: str, *, timeout_s: float) -> Reply:
+        """Ask; see :meth:`request`."""
+        return await self.request("GET", path, timeout_s=timeout_s)
+
+    async def request(self, method: str, path: str, body: Any = None, *, timeout_s: float) -> Reply:
+        """Return the answer, whatever its status.
+
+        Raises:
+            Unreachable: there is no server, or it went away.
+            NoAnswer: the answer did not come within ``timeout_s``.
+        """
+        import httpx
+
+        url, scope = f"{self.base_url}{path}", asyncio.timeout(timeout_s)
+        try:
+            async with scope:
+                response = await self._connected().request(method, url, json=body)
+        except (httpx.HTTPError, OSError) as error:
+            if scope.expired():
+                raise NoAnswer(f"{url} did not answer within {timeout_s:g} s") from None
+            # The transport calls a connection that was dropped a time-out; there is none but ours.
+            raise Unreachable(
+                f"{url} cannot be reached: {type(error).__name__}: {error}"
+            ) from error
+        try:
+            found = response.json()
+        except ValueError:
+            found = response.text
+        wanted = response.headers.get("retry-after", "")
+        wait_s = float(wanted) if wanted.isdecimal() else 0.0
+        return Reply(response.status_code, found, wait_s)
+
+    async def close(self) -> None:
+        """Close the connections. Idempotent."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+    def _connected(self) -> httpx.AsyncClient:
+        if self._client is None:
+            import httpx
+            from httpx_aiohttp import AiohttpTransport
+
+            self._client = httpx.AsyncClient(
+                headers=self._headers,
+                timeout=None,  # of each request as a whole, above
+                transport=AiohttpTransport(
+                    limits=httpx.Limits(max_connections=self._max_connections)
+                ),
+            )
+        return self._client
+
+
+def auth_headers(api_key_env: str | None) -> dict[str, str]:
+    """Return the header that carries a key.
+
+    Raises:
+        ConfigError: the variable is not set.
+    """
+    if api_key_env is None:
+        return {}
+    key = os.environ.get(api_key_env)
+    if not key:
+        raise ConfigError(
+            f"api_key_env={api_key_env!r}: no such environment variable, or it is empty; export "
+            "it, or leave api_key_env out for a server without keys"
+        )
+    return {"Authorization": f"Bearer {key}"}

@@ -1,0 +1,125 @@
+"""The process of an SGLang server, and what it says of itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import EngineError, EngineLost
+from agentrl.rollout.engines.http import JsonClient, NoAnswer, Unreachable
+
+_LOOK_EVERY_S = 0.5
+_STOP_TIMEOUT_S = 20.0
+_LOG_LINES = 20
+
+
+class ServerProcess:
+    """A server that was started here; stopped with everything that it has started.
+
+    Args:
+        command: program and arguments.
+        log_path: gets its output; None takes a temporary file.
+    """
+
+    def __init__(self, command: Sequence[str], log_path: str | None) -> None:
+        self._command = list(command)
+        if log_path is None:
+            handle, log_path = tempfile.mkstemp(prefix="agentrl-sglang-", suffix=".log")
+            os.close(handle)
+        self._log_path = Path(log_path)
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        assert self._process is not None
+        return self._process.pid
+
+    async def start(self) -> None:
+        """Start it.
+
+        Raises:
+            EngineError: there is no such program.
+        """
+        with self._log_path.open("ab") as log:
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    *self._command,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,  # its group: the server starts processes of its own
+                )
+            except OSError as error:
+                raise EngineError(
+                    f"rollout.engine.kwargs.command: {self._command[0]!r} cannot be run: {error}"
+                ) from error
+
+    def check(self) -> None:
+        """Return while it runs.
+
+        Raises:
+            EngineLost: it has ended; the message has the end of its log.
+        """
+        code = None if self._process is None else self._process.returncode
+        if code is not None:
+            raise EngineLost(f"the SGLang server has ended with status {code}: {self._log_end()}")
+
+    async def stop(self) -> None:
+        """End it and its children, and wait. Idempotent."""
+        process = self._process
+        if process is None:
+            return
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(process.pid, number)
+            except ProcessLookupError:
+                break
+            try:
+                async with asyncio.timeout(_STOP_TIMEOUT_S):
+                    await process.wait()
+            except TimeoutError:
+                continue
+        self._process = None
+
+    def _log_end(self) -> str:
+        try:
+            lines = self._log_path.read_text(errors="replace").splitlines()
+        except OSError:
+            return "no log"
+        return "\n".join(lines[-_LOG_LINES:]) or "its log is empty"
+
+
+async def wait_until_ready(
+    client: JsonClient, process: ServerProcess | None, *, timeout_s: float
+) -> dict[str, Any]:
+    """Wait until a server answers, and return what it says of itself (``/server_info``).
+
+    Raises:
+        EngineLost: its process ended meanwhile.
+        EngineError: it did not answer within ``timeout_s``.
+    """
+    failure = "nothing was asked"
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                if process is not None:
+                    process.check()
+                try:
+                    reply = await client.get("/server_info", timeout_s=timeout_s)
+                    if reply.status == 200 and isinstance(reply.body, dict):
+                        return reply.body
+                    failure = reply.text
+                except (Unreachable, NoAnswer) as error:
+                    failure = str(error)
+                await asyncio.sleep(_LOOK_EVERY_S)  # it has no way to tell when it is ready
+    except TimeoutError:
+        raise EngineError(
+            f"the SGLang server at {client.base_url} is not ready after {timeout_s:g} s "
+            f"({failure}); start it, or raise start_timeout_s"
+        ) from None

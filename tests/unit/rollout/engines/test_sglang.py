@@ -1,0 +1,268 @@
+"""SGLang's API, with what it does otherwise than one would think."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl.errors import ConfigError, EngineError, EngineLost
+from agentrl.rollout.engines.config import SGLangEngineConfig
+from agentrl.rollout.engines.sglang import SGLangEngine
+from agentrl.testing.random_models import build
+from agentrl.testing.sglang_server import SGLangServer
+from agentrl.types import GenerateRequest, SamplingParams, StopReason
+from agentrl.weights.channels import open_sender
+from agentrl.weights.checksum import checksums
+from agentrl.weights.plan import BucketPlan
+from agentrl.weights.push import StreamSource, WeightSink, push
+
+pytestmark = pytest.mark.timeout(120)
+PROMPT = [3, 1, 4, 1, 5]
+
+
+def ask(session: str = "s", **sampling: Any) -> GenerateRequest:
+    given = {"max_tokens": 12, "temperature": 0.0, "seed": 7} | sampling
+    return GenerateRequest(prompt_ids=PROMPT, sampling=SamplingParams(**given), session_id=session)
+
+
+@torch.no_grad()
+def greedy(model: Any, count: int = 12) -> list[int]:
+    ids = list(PROMPT)
+    for _ in range(count):
+        ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    return ids[len(PROMPT) :]
+
+
+def with_server(
+    body: Callable[[SGLangEngine, SGLangServer], Awaitable[None]],
+    *,
+    server: dict[str, Any] | None = None,
+    eos: int | None = None,
+    **settings: Any,
+) -> None:
+    async def main() -> None:
+        model = build("tiny-qwen3")
+        model.config.eos_token_id = eos
+        local = SGLangServer(model, **(server or {}))
+        await local.start()
+        config = SGLangEngineConfig(base_url=local.http.url, max_context=200, **settings)
+        engine = SGLangEngine(build("tiny-qwen3"), config)
+        try:
+            await engine.start()
+            await body(engine, local)
+        finally:
+            await engine.close()
+            await local.close()
+
+    asyncio.run(main())
+
+
+def moved(model: Any, by: float) -> Any:
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(by * torch.randn(parameter.shape, generator=torch.Generator()))
+    return other
+
+
+def test_greedy_ids_and_logprobs_are_those_of_the_model() -> None:
+    async def body(engine: SGLangEngine, local: SGLangServer) -> None:
+        turn = await engine.generate(ask())
+        assert turn.ids == greedy(local.model)
+        rows = local.model(torch.tensor([PROMPT + turn.ids])).logits[0, len(PROMPT) - 1 : -1]
+        expected = torch.log_softmax(rows, -1).gather(1, torch.tensor(turn.ids)[:, None])[:, 0]
+        assert turn.logprobs == pytest.approx(expected.tolist(), abs=1e-5)
+        assert turn.stop_reason is StopReason.LENGTH and turn.num_cached_tokens == 0
+        again = await engine.generate(ask())
+        assert again.num_cached_tokens == len(PROMPT) - 1
+
+    with_server(body)
+
+
+def test_an_end_token_that_nobody_asked_for_does_not_end_a_turn() -> None:
+    eos = greedy(build("tiny-qwen3"))[3]
+
+    async def body(engine: SGLangEngine, local: SGLangServer) -> None:
+        for stops in [(), (200,)]:
+            turn = await engine.generate(ask(stop_token_ids=stops))
+            assert turn.ids == greedy(local.model), stops
+        asked = [body for key, body in local.http.requests if key == "POST /generate"]
+        assert len(asked) > 2  # it was gone on with
+        stopped = await engine.generate(ask(stop_token_ids=(eos,)))
+        assert stopped.stop_reason is StopReason.STOP and stopped.ids[-1] == eos
+
+    with_server(body, eos=eos)
+
+
+def test_a_turn_goes_on_with_the_same_noise_as_if_it_had_not_been_cut() -> None:
+    async def body(engine: SGLangEngine, local: SGLangServer) -> None:
+        whole = await engine.generate(ask(temperature=1.0))
+        rest = GenerateRequest(
+            prompt_ids=PROMPT + whole.ids[:5],
+            sampling=SamplingParams(max_tokens=7, temperature=1.0, seed=7, first_index=5),
+            session_id="s",
+        )
+        assert (await engine.generate(rest)).ids == whole.ids[5:]
+        assert (await engine.generate(ask(temperature=1.0, seed=8))).ids != whole.ids
+
+    with_server(body)
+
+
+def test_a_stop_token_at_the_very_end_is_a_stop() -> None:
+    last = greedy(build("tiny-qwen3"), 4)[3]
+
+    async def body(engine: SGLangEngine, local: SGLangServer) -> None:
+        turn = await engine.generate(ask(max_tokens=4, stop_token_ids=(last,)))
+        assert turn.stop_reason is StopReason.STOP
+
+    with_server(body)
+
+
+def test_an_abort_ends_one_request_and_no_other() -> None:
+    async def body(engine: SGLangEngine, local: SGLangServer) -> None:
+        tasks = [asyncio.create_task(engine.generate(ask(n, max_tokens=90))) for n in "ab"]
+        while local.num_running < 2:
+            await asyncio.sleep(0.001)
+        assert await engine.abort("a") == 1
+        first = await tasks[0]
+        assert first.stop_reason is StopReason.ABORT
+        assert first.ids == greedy(local.model, 90)[: len(first.ids)]
+        assert (await tasks[1]).stop_reason is StopReason.LENGTH
+
+    with_server(body, server={"step_s": 0.002})
+
+
+def test_an_update_waits_for_a_request_that_was_cancelled_here_and_still_runs_there() -> None:
+    async def body(engine: SGLangEngine, local: SGLangServer) -> None:
+        running = asyncio.create_task(engine.generate(ask(max_tokens=150)))
+        while not local.num_running:
+            await asyncio.sleep(0.001)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        new = moved(local.model, 0.1)
+        served = await engine.update_weights(new.named_parameters(), 5)
+        assert not local.num_running and served.version == engine.policy_version == 5
+        assert served.sums == checksums(new.named_parameters())
+        turn = await engine.generate(ask())
+        assert turn.ids == greedy(new) and set(turn.policy_version) == {5}
+        assert turn.num_cached_tokens == 0  # nothing of the old weights is left
+
+    with_server(body, server={"step_s": 0.002})
+
+
+def test_weights_come_in_buckets_through_a_channel() -> None:
+    async def body(engine: SGLangEngine, local: SGLangServer) -> None:
+        assert isinstance(engine, WeightSink)
+        with pytest.raises(EngineError, match="given no weights"):
+            await engine.generate(ask())
+        plan = BucketPlan.of(engine.weight_specs(), bucket_bytes=20_000)
+        assert len(plan.buckets) > 3
+        sender = open_sender("shm", plan, device="cpu", num_receivers=1)
+        await engine.connect(plan, sender.address)
+        for version in (1, 2):
+            new = moved(local.model, 0.05 * version)
+            source = StreamSource(new.named_parameters(), sender)
+            (served,) = await push(source, [engine], plan=plan, version=version)
+            assert served.sums == checksums(new.named_parameters())
+            assert (await engine.generate(ask())).ids == greedy(new)
+        sender.close()
+
+    with_server(body, server={"load_format": "dummy"})
+
+
+@pytest.mark.parametrize("verify_tensors", [8, 0])
+def test_a_server_that_keeps_the_old_weights_is_found_out(verify_tensors: int) -> None:
+    async def body(engine: SGLangEngine, local: SGLangServer) -> None:
+        await engine.update_weights(build("tiny-qwen3", 1).named_parameters(), 1)
+        local.lose_updates = True
+        with pytest.raises(EngineError, match="scrambled|stale"):
+            await engine.update_weights(build("tiny-qwen3", 2).named_parameters(), 2)
+        with pytest.raises(EngineError, match="nothing to sample from.*failed"):
+            await engine.generate(ask())
+        local.lose_updates = False
+        await engine.update_weights(build("tiny-qwen3", 2).named_parameters(), 3)
+        assert (await engine.generate(ask())).ids == greedy(build("tiny-qwen3", 2))
+
+    with_server(body, verify_tensors=verify_tensors)
+
+
+def test_weights_that_somebody_else_changed_are_noticed_with_the_next_answer() -> None:
+    async def body(engine: SGLangEngine, local: SGLangServer) -> None:
+        await engine.update_weights(local.model.named_parameters(), 1)
+        local._weight_version = "other"
+        with pytest.raises(EngineError, match="stale policy.*'other', not 1"):
+            await engine.generate(ask())
+
+    with_server(body)
+
+
+def test_a_server_that_goes_away_is_lost() -> None:
+    async def body(engine: SGLangEngine, local: SGLangServer) -> None:
+        task = asyncio.create_task(engine.generate(ask(max_tokens=150)))
+        while not local.num_running:
+            await asyncio.sleep(0.001)
+        await engine.check_health()
+        await local.close()
+        with pytest.raises(EngineLost):
+            await task
+        with pytest.raises(EngineLost):
+            await engine.check_health()
+
+    with_server(body, server={"step_s": 0.01})
+
+
+def test_sleep_gives_memory_back_and_level_two_forgets_the_weights() -> None:
+    async def body(engine: SGLangEngine, local: SGLangServer) -> None:
+        for level, tags in ((1, {"kv_cache"}), (2, {"kv_cache", "weights"})):
+            await engine.sleep(level)
+            assert local._released == tags
+            with pytest.raises(EngineError, match="asleep"):
+                await engine.generate(ask())
+            await engine.wake()
+            assert not local._released
+        with pytest.raises(EngineError, match="forgot its weights"):
+            await engine.generate(ask())
+        await engine.update_weights(local.model.named_parameters(), 1)
+        await engine.generate(ask())
+
+    with_server(body)
+
+
+def test_what_the_server_refuses_is_refused_with_its_words() -> None:
+    async def body(engine: SGLangEngine, local: SGLangServer) -> None:
+        with pytest.raises(EngineError, match="maximum of 20"):
+            await engine.generate(ask(max_tokens=100))
+
+    with_server(body, server={"context_length": 20})
+
+
+def test_a_server_that_is_not_there_is_waited_for_so_long() -> None:
+    async def main() -> None:
+        config = SGLangEngineConfig(base_url="http://127.0.0.1:9", start_timeout_s=0.1)
+        engine = SGLangEngine(build("tiny-qwen3"), config)
+        with pytest.raises(EngineError, match="not ready after 0.1 s"):
+            await engine.start()
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_a_server_of_ours_that_ends_is_reported_with_its_log() -> None:
+    async def main() -> None:
+        command = ["sh", "-c", "echo out of memory on {port}; exit 3"]
+        engine = SGLangEngine(build("tiny-qwen3"), SGLangEngineConfig(command=command), index=2)
+        with pytest.raises(EngineLost, match="status 3: out of memory on 30002"):
+            await engine.start()
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_settings_that_cannot_work_are_refused() -> None:
+    with pytest.raises(ConfigError, match="{port}"):
+        SGLangEngine(build("tiny-qwen3"), SGLangEngineConfig(command=["serve"]))
