@@ -14,6 +14,8 @@ from agentrl.rollout.engines.vllm_installed import InstalledVLLM
 from agentrl.rollout.engines.vllm_wire import Setup
 
 WORKER_EXTENSION = "agentrl.rollout.engines.vllm_worker.WorkerExtension"
+_CPU_BATCH = 4096
+"""Tokens of one step of the CPU build, which takes prompts whole."""
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Largest ranks that vLLM allocates for."""
 
@@ -101,6 +103,9 @@ def make_setup(config: VLLMEngineConfig, plan: ModelPlan, model_dir: Path) -> Se
         "enable_sleep_mode": False,
         "kv_cache_memory_bytes": config.cpu_cache_mb << 20,
         "block_size": config.block_size or 32,
+        # A prompt cut in two rewinds its generator after the first part: those of CPUs cannot.
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(config.max_context, config.max_batched_tokens or _CPU_BATCH),
     }
     if config.enforce_eager is None:
         on_cpu |= {"enforce_eager": True, "compilation_config": {"mode": 0}}
