@@ -18,7 +18,9 @@ from agentrl.dist.engine import TrainEngine
 from agentrl.dist.placement import NodeResources, capacity_problems, plan_pools
 from agentrl.dist.rollout_pool import RolloutPool
 from agentrl.dist.rollout_worker import ProcessSetup
-from agentrl.dist.weight_sync.config import WeightSyncConfig
+from agentrl.dist.weight_sync.config import OBJECT_STORE, WeightSyncConfig
+from agentrl.dist.weight_sync.direct import DirectChannel
+from agentrl.dist.weight_sync.sender import sending_ranks
 from agentrl.engines import roles_of
 from agentrl.errors import ConfigError
 from agentrl.extras import missing_extra
@@ -138,23 +140,53 @@ class ClusterRollouts:
 
 
 class ClusterWeights:
-    """Publishes a training engine through Ray's object store."""
+    """Publishes a training engine, straight into workers or through Ray's object store."""
 
     def __init__(self, pool: RolloutPool, actor: TrainEngine, config: WeightSyncConfig) -> None:
         self._pool = pool
         self._actor = actor
         self._config = config
+        self._channel: DirectChannel | None = None
+        self._transport = config.transport
 
     async def publish(self, *, version: int) -> dict[str, Any]:
-        """Pack, send, load and compare; see :meth:`RolloutPool.load`.
+        """Pack, send, load and compare; see :meth:`RolloutPool.load` and `update`.
 
         Returns:
             ``weight_sync/{seconds,bytes,checksum_ok}``, and what became of workers and groups since
             the start of the run: ``cluster/{rollout_worker_restarts,replayed_groups}``.
         """
+        start = time.perf_counter()
+        if self._transport == OBJECT_STORE:
+            num_bytes = await self._publish_through_store(version)
+        else:
+            num_bytes = await self._publish_directly(version)
+        return {
+            "weight_sync/seconds": time.perf_counter() - start,
+            "weight_sync/bytes": float(num_bytes),
+            "weight_sync/checksum_ok": 1.0,
+            "cluster/rollout_worker_restarts": self._pool.num_restarts,
+            "cluster/replayed_groups": self._pool.num_replayed,
+        }
+
+    async def _publish_directly(self, version: int) -> int:
+        if self._channel is None:
+            channel = DirectChannel(
+                sending_ranks(self._actor),
+                transport=self._transport,
+                bucket_bytes=self._config.bucket_mb * MIB,
+                timeout_s=self._config.timeout_s,
+            )
+            self._transport = await self._pool.transport(channel)
+            if self._transport == OBJECT_STORE:
+                return await self._publish_through_store(version)
+            self._channel = channel
+        await self._pool.update(self._channel, version)
+        return self._channel.num_bytes
+
+    async def _publish_through_store(self, version: int) -> int:
         from agentrl.dist.weight_sync.object_store import ship_to_store
 
-        start = time.perf_counter()
         shipment = await asyncio.to_thread(
             ship_to_store,
             self._actor,
@@ -163,13 +195,7 @@ class ClusterWeights:
             dtypes=self._pool.dtypes,
         )
         await self._pool.load(shipment, timeout_s=self._config.timeout_s)
-        return {
-            "weight_sync/seconds": time.perf_counter() - start,
-            "weight_sync/bytes": float(shipment.num_bytes),
-            "weight_sync/checksum_ok": 1.0,
-            "cluster/rollout_worker_restarts": self._pool.num_restarts,
-            "cluster/replayed_groups": self._pool.num_replayed,
-        }
+        return shipment.num_bytes
 
 
 @asynccontextmanager

@@ -19,6 +19,7 @@ from agentrl.config.cluster import LOCAL, RAY, cluster_problems
 from agentrl.config.data import data_problems
 from agentrl.config.engines import engine_problems
 from agentrl.config.environments import mixed_credit_problems
+from agentrl.dist.weight_sync.config import TRANSPORTS
 from agentrl.env.entries import mix_problems
 from agentrl.errors import ConfigError
 from agentrl.reward.checks import reward_problems
@@ -31,6 +32,7 @@ _MAX_SEED = 2**63 - 1
 _MIN_VOCAB_SIZE = 259  # all bytes and the special tokens of the embedded model
 _MIN_TEMPERATURE = 0.01  # below it sampling is greedy but for ties
 _IMPORTABLE = ("rollout.engine.id", "model.tool_parser", "telemetry.trackers")
+_IMPORTABLE += ("weight_sync.transport",)
 """Choices that may also be an import path, ``package.module:Name``."""
 
 
@@ -233,6 +235,7 @@ def _choices(config: Config) -> Iterable[str]:
         "rollout.engine.id": (config.rollout.engine.id, engine_registry.names()),
         "model.tool_parser": (config.model.tool_parser, parser_registry.names()),
         "cluster.kind": (config.cluster.kind, [LOCAL, RAY]),
+        "weight_sync.transport": (config.weight_sync.transport, TRANSPORTS),
     }
     for index, tracker in enumerate(config.telemetry.trackers):
         choices[f"telemetry.trackers[{index}]"] = (tracker, TRACKERS.names())

@@ -14,6 +14,7 @@ from agentrl.dist.dispatch import Collective, DataParallel, OneToAll
 from agentrl.dist.engine import LossFn, TrainEngine
 from agentrl.dist.lora import AdaptedEngine, WithoutAdapters
 from agentrl.dist.ranks import Ranks
+from agentrl.dist.weight_sync.sender import EngineSender
 from agentrl.dist.weight_sync.shipment import Shipment, ship
 from agentrl.dist.worker import Worker, register
 from agentrl.weights.buckets import Bucket
@@ -67,6 +68,7 @@ class EngineWorker(Worker):
     def __init__(self, ranks: Ranks, builders: Mapping[str, EngineBuilder]) -> None:
         super().__init__(ranks)
         self.engines = {role: build(ranks) for role, build in builders.items()}
+        self._senders: dict[str, EngineSender] = {}
         self._exports: dict[str, Iterator[tuple[str, Tensor]]] = {}
         self._saves: dict[tuple[str, Path], Future[None]] = {}
 
@@ -158,6 +160,19 @@ class EngineWorker(Worker):
                 pass
             return None
         return ship(params, version=version, bucket_bytes=bucket_bytes, dtypes=dtypes, put=put)
+
+    @register(dispatch=OneToAll(), timeout_s=STATE_TIMEOUT_S)
+    def weight_sender(self, role: str, call: str, args: tuple[Any, ...]) -> Any:
+        """Call a method of the :class:`~agentrl.dist.weight_sync.sender.EngineSender` of a role.
+
+        Returns:
+            its result, or the error of the channel, which ends no group.
+        """
+        if role not in self._senders:
+            self._senders[role] = EngineSender(
+                self.engines[role], device=self.ranks.device, rank=self.ranks.rank
+            )
+        return self._senders[role].call(call, args)
 
     @register(dispatch=OneToAll(), timeout_s=STATE_TIMEOUT_S)
     def begin_save(self, role: str, directory: Path) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from agentrl.batch import Batch
 from agentrl.dist.engine import LossFn
 from agentrl.dist.engine_worker import STATE_TIMEOUT_S
+from agentrl.dist.weight_sync.sender import raise_first
 from agentrl.dist.weight_sync.shipment import Shipment
 from agentrl.dist.worker_group import WorkerGroup
 from agentrl.errors import CheckpointError
@@ -108,6 +109,10 @@ class GroupEngine:
             dtypes=dict(dtypes),
             put=put,
         )
+
+    def weight_sender(self, call: str, *args: Any) -> list[Any]:
+        """See :class:`~agentrl.dist.weight_sync.sender.SendingRanks`."""
+        return raise_first(self.group.call("weight_sender", self.role, call, args))
 
     def save(self, directory: Path) -> GroupSave:
         """See :meth:`~agentrl.dist.engine.TrainEngine.save`."""

@@ -18,10 +18,13 @@ from ray.exceptions import (
 )
 
 from agentrl.dist.rollout_worker import OpenHost, ProcessSetup, RolloutWorker
+from agentrl.dist.weight_sync.place import Target
 from agentrl.dist.weight_sync.shipment import Shipment
 from agentrl.errors import AgentRLError, WorkerError, WorkerLost
 from agentrl.rollout.tasks import Dispatch
 from agentrl.types import TrajectoryGroup
+from agentrl.weights.channels.base import Address
+from agentrl.weights.plan import BucketPlan
 from agentrl.weights.served import ServedWeights
 
 CLOSE_TIMEOUT_S = 30.0
@@ -95,6 +98,26 @@ class RayRolloutHandle:
         """Fetch the buckets to the worker's node and load them."""
         # As arguments of their own they are there, and mapped, before the method runs.
         return await self._call(self._actor.load.remote(shipment.version, *shipment.buckets))
+
+    async def weight_target(self) -> Target:
+        """Say where the worker is and what it serves."""
+        return await self._call(self._actor.weight_target.remote())
+
+    async def connect(self, plan: BucketPlan, address: Address) -> None:
+        """Open the receiving side of a direct channel."""
+        await self._call(self._actor.connect.remote(plan, address))
+
+    async def begin_update(self) -> None:
+        """Let no request begin until the update is finished."""
+        await self._call(self._actor.begin_update.remote())
+
+    async def load_bucket(self, index: int) -> None:
+        """Load a bucket from the direct channel."""
+        await self._call(self._actor.load_bucket.remote(index))
+
+    async def finish_update(self, version: int) -> ServedWeights:
+        """Say what is served."""
+        return await self._call(self._actor.finish_update.remote(version))
 
     async def sleep(self, level: int = 1) -> None:
         """Give the device away."""

@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+from agentrl.dist.weight_sync.direct import DirectChannel
+from agentrl.dist.weight_sync.place import Target
 from agentrl.dist.weight_sync.shipment import Shipment
 from agentrl.errors import EngineError, WorkerLost, WorkerTimeout
 from agentrl.rollout.tasks import Dispatch
 from agentrl.types import TrajectoryGroup
+from agentrl.weights.channels.base import Address
+from agentrl.weights.plan import BucketPlan
 from agentrl.weights.served import ServedWeights, refuse_other_weights
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class RolloutHandle(Protocol):
@@ -39,6 +44,26 @@ class RolloutHandle(Protocol):
 
     async def load(self, shipment: Shipment) -> ServedWeights:
         """Take over weights, once no request is unfinished."""
+        ...
+
+    async def weight_target(self) -> Target:
+        """See :class:`~agentrl.dist.weight_sync.direct.RemoteSink`, as for what follows."""
+        ...
+
+    async def connect(self, plan: BucketPlan, address: Address) -> None:
+        """Open the receiving side of a direct channel."""
+        ...
+
+    async def begin_update(self) -> None:
+        """Let no request begin until the update is finished."""
+        ...
+
+    async def load_bucket(self, index: int) -> None:
+        """Load a bucket from the direct channel."""
+        ...
+
+    async def finish_update(self, version: int) -> ServedWeights:
+        """Say what is served."""
         ...
 
     async def sleep(self, level: int = 1) -> None:
@@ -63,6 +88,8 @@ class _Member:
     """None while a lost process is being replaced."""
     num_groups: int = 0
     """Being played there."""
+    is_behind: bool = False
+    """It was replaced, and gets its weights with the next update: until then it plays nothing."""
 
     @property
     def label(self) -> str:
@@ -102,6 +129,8 @@ class RolloutPool:
         self._replacing: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
         self._shipment: Shipment | None = None
+        self._direct: tuple[DirectChannel, int] | None = None
+        """What updates workers directly, and the version they were updated to."""
         self._asleep = 0
         """Level, while devices are given away."""
         self.dtypes: dict[str, str] = {}
@@ -209,7 +238,9 @@ class RolloutPool:
         return [
             member
             for member in self._members
-            if member.handle is not None and member.num_groups < self._max_groups
+            if member.handle is not None
+            and not member.is_behind
+            and member.num_groups < self._max_groups
         ]
 
     async def _give_back(self, member: _Member) -> None:
@@ -253,6 +284,10 @@ class RolloutPool:
                 if self._shipment is not None:
                     served = await opened.load(self._shipment)
                     refuse_other_weights(self._shipment, served, where=member.label)
+                elif self._direct is not None:
+                    channel, version = self._direct
+                    caught_up = await channel.catch_up(version, opened, member.label)
+                    member.is_behind = not caught_up  # training has gone on: an update is near
                 if self._asleep:
                     await opened.sleep(self._asleep)
                 member.handle = opened  # not before it has weights
@@ -290,7 +325,7 @@ class RolloutPool:
             refuse_other_weights(shipment, served, where=member.label)
 
         async with self._control:
-            self._shipment = shipment
+            self._shipment, self._direct = shipment, None
             try:
                 async with asyncio.timeout(timeout_s):
                     await self._on_every(load_into)
@@ -300,6 +335,63 @@ class RolloutPool:
                     f"weight_sync.timeout_s={timeout_s} s: requests are unfinished, or the network "
                     "is slow; raise it, or lower rollout.max_turn_tokens"
                 ) from None
+
+    async def transport(self, channel: DirectChannel) -> str:
+        """Return the transport that a channel to these workers would take.
+
+        Raises:
+            EngineError, WorkerLost: see :meth:`update`.
+        """
+        return await self._together(lambda found: channel.choose([handle for _, handle in found]))
+
+    async def update(self, channel: DirectChannel, version: int) -> None:
+        """Return once every worker samples the weights that training ranks have now.
+
+        Workers that are lost meanwhile are replaced, and the others updated from the start.
+
+        Raises:
+            EngineError: see :meth:`~agentrl.dist.weight_sync.direct.DirectChannel.publish`.
+            WorkerLost: see :meth:`run_group`.
+        """
+
+        async def publish(found: Sequence[tuple[_Member, RolloutHandle]]) -> None:
+            self._direct, self._shipment = (channel, version), None
+            handles, labels = [item[1] for item in found], [item[0].label for item in found]
+            await channel.publish(version, handles, labels)
+            for member, _ in found:
+                member.is_behind = False
+
+        await self._together(publish)
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _together(
+        self, call: Callable[[Sequence[tuple[_Member, RolloutHandle]]], Awaitable[T]]
+    ) -> T:
+        """Call with all living workers, of which there is one at least, until none is lost in it.
+
+        Raises:
+            BaseException: what ``call`` raised while no process went.
+        """
+        while True:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._failure is not None or self._living())
+            async with self._control:
+                if self._failure is not None:
+                    raise self._failure
+                found, before = self._living(), self.num_restarts
+                if not found:
+                    continue
+                try:
+                    return await call(found)
+                except (EngineError, WorkerLost):
+                    # Where a process has gone, others may be the first to complain.
+                    await self._on_every(lambda _, handle: handle.weight_target())
+                    if self.num_restarts == before:
+                        raise
+
+    def _living(self) -> list[tuple[_Member, RolloutHandle]]:
+        return [(item, item.handle) for item in self._members if item.handle is not None]
 
     async def sleep(self, level: int = 1) -> None:
         """Have every engine give its device away. No request may be unfinished."""
@@ -328,9 +420,8 @@ class RolloutPool:
             except WorkerLost as error:
                 await self._replace(member, handle, error)
 
-        found = [(item, item.handle) for item in self._members if item.handle is not None]
         results = await asyncio.gather(
-            *(one(member, handle) for member, handle in found), return_exceptions=True
+            *(one(member, handle) for member, handle in self._living()), return_exceptions=True
         )
         for result in results:
             if isinstance(result, BaseException):

@@ -17,11 +17,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from agentrl.dist.weight_sync.place import Place, Target, has_gpu
 from agentrl.errors import ConfigError, EngineError, TrainingError
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.tasks import Dispatch
 from agentrl.types import TrajectoryGroup
 from agentrl.weights.buckets import Bucket, unpack
+from agentrl.weights.channels.base import Address
+from agentrl.weights.collect import CollectingSink
+from agentrl.weights.plan import BucketPlan
+from agentrl.weights.push import WeightSink
 from agentrl.weights.served import ServedWeights
 
 
@@ -119,6 +124,7 @@ class RolloutWorker:
         self._serving: asyncio.Task[None] | None = None
         self._leave = asyncio.Event()
         self._has_weights = False
+        self._sink: WeightSink | None = None
 
     async def start(self) -> dict[str, str]:
         """Open everything; returns name -> dtype of the weights that are served.
@@ -178,6 +184,43 @@ class RolloutWorker:
         served = await self._started().engine.update_weights(unpack(buckets), version)
         self._has_weights = True
         return served
+
+    async def weight_target(self) -> Target:
+        """Say where this process is and what weights it takes."""
+        sink = self._weight_sink()
+        return Target(
+            place=Place.of_this_process(on_gpu=has_gpu()),
+            num_receivers=sink.num_receivers,
+            specs=tuple(sink.weight_specs()),
+        )
+
+    async def connect(self, plan: BucketPlan, address: Address) -> None:
+        """See :class:`~agentrl.weights.push.WeightSink`, as for what follows."""
+        await self._weight_sink().connect(plan, address)
+
+    async def begin_update(self) -> None:
+        """Let no request begin until the update is finished."""
+        await self._weight_sink().begin_update()
+
+    async def load_bucket(self, index: int) -> None:
+        """Load a bucket that a training rank has sent."""
+        await self._weight_sink().load_bucket(index)
+
+    async def finish_update(self, version: int) -> ServedWeights:
+        """Serve what was loaded, and say what it is."""
+        served = await self._weight_sink().finish_update(version)
+        self._has_weights = True
+        return served
+
+    def _weight_sink(self) -> WeightSink:
+        if self._sink is None:
+            engine = self._started().engine
+            if isinstance(engine, WeightSink) and engine.num_receivers:
+                self._sink = engine
+            else:
+                device = "cuda:0" if has_gpu() else "cpu"
+                self._sink = CollectingSink(engine, device=device)
+        return self._sink
 
     async def sleep(self, level: int = 1) -> None:
         """Give the device to the training engine."""

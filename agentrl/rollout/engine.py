@@ -21,8 +21,10 @@ class RolloutEngine(Protocol):
     and the weights.
     """
 
-    policy_version: int
-    """Version of the weights that are being sampled."""
+    @property
+    def policy_version(self) -> int:
+        """Version of the weights that are being sampled."""
+        ...
 
     async def start(self) -> None:
         """Load and warm up. Called once, before the first request."""

@@ -12,6 +12,7 @@ has to stand in that of every process.
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -110,12 +111,17 @@ class _Member:
             "process is gone or hangs, or the network between them is blocked"
         )
 
-    def leave(self) -> None:
-        """Leave without waiting for the others."""
+    def leave(self, held: list[Any]) -> None:
+        """Leave without waiting for the others: what is in flight may be for one that is gone.
+
+        Args:
+            held: work in flight and stores, which wait when they are let go. Emptied.
+        """
         self._pool.shutdown(wait=False, cancel_futures=True)
-        group, self._group = self._group, None
-        if group is not None and hasattr(group, "abort"):
-            group.abort()
+        group, self._group, self._joining = [self._group], None, None  # no name holds it here
+        threading.Thread(
+            target=_let_go, args=[group, held], name="weights-leave", daemon=True
+        ).start()
 
 
 class BroadcastSender:
@@ -133,7 +139,7 @@ class BroadcastSender:
         self.plan = plan
         self._member = _Member(backend, device, timeout_s)
         host = _own_address()
-        self._store = TCPStore(
+        self._store: Any = TCPStore(
             host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
         )
         size = 1 + num_receivers
@@ -163,7 +169,9 @@ class BroadcastSender:
 
     def close(self) -> None:
         """Leave the group."""
-        self._member.leave()
+        held = [*self._in_flight, self._store]
+        self._in_flight, self._store = [None] * NUM_SLOTS, None
+        self._member.leave(held)
 
 
 class BroadcastReceiver:
@@ -176,7 +184,9 @@ class BroadcastReceiver:
         self._member = _Member(backend, device, address.timeout_s)
         details, limit = address.details, timedelta(seconds=address.timeout_s)
         try:
-            self._store = TCPStore(details["host"], details["port"], is_master=False, timeout=limit)
+            self._store: Any = TCPStore(
+                details["host"], details["port"], is_master=False, timeout=limit
+            )
             rank = self._store.add("receivers", 1)
         except RuntimeError as error:
             raise self._member.failed("reach the sender", error) from error
@@ -199,7 +209,15 @@ class BroadcastReceiver:
 
     def close(self) -> None:
         """Leave the group."""
-        self._member.leave()
+        held, self._store = [self._store], None
+        self._member.leave(held)
+
+
+def _let_go(group: list[Any], held: list[Any]) -> None:
+    if group[0] is not None:
+        group[0].abort()
+    group.clear()
+    held.clear()
 
 
 def _wait(member: _Member, work: Any) -> None:

@@ -29,6 +29,7 @@ def test_cluster_ray_is_a_choice() -> None:
         ([*RAY, "cluster.max_restarts=-1"], "cluster.max_restarts=-1"),
         ([*RAY, "cluster.start_timeout_s=0"], "cluster.start_timeout_s=0"),
         ([*RAY, "weight_sync.bucket_mb=0"], "weight_sync.bucket_mb=0"),
+        ([*RAY, "weight_sync.transport=ncl"], "'ncl' is unknown; did you mean nccl"),
         ([*RAY, "weight_sync.timeout_s=inf"], "weight_sync.timeout_s=inf"),
         ([*RAY, "cluster.gpus_per_rollout_worker=1.5"], "a whole number"),
         ([*RAY, "cluster.gpus=2", "rollout.max_staleness=1"], "share the GPUs.*max_staleness=0"),
