@@ -50,6 +50,7 @@ from agentrl.train.sft_data import (
 from agentrl.train.sft_engine import ROLE, open_engine
 from agentrl.train.sft_output import (
     LAST_FILE,
+    digest_of_start,
     export_whole,
     open_output,
     restore_sft,
@@ -168,6 +169,8 @@ def _tune(
     )
     with ExitStack() as stack:
         engine = stack.enter_context(open_engine(settings, path, total_steps=total))
+        if settings.lora.rank:
+            config["model"]["weights"] = digest_of_start(engine)
         store = CheckpointStore(run.checkpoints_path, config=config, keep_last=1, keep_best=False)
         stack.callback(store.close)
         done = restore_sft(store, engine, config) if resume else 0

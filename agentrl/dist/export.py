@@ -37,14 +37,9 @@ def save_pretrained(
         if whole is None:
             model.save_pretrained(directory)
         else:
-            own = {name: value for name, value in whole.items() if _is_own(name)}
-            model.save_pretrained(directory, state_dict=own)
+            model.save_pretrained(directory, state_dict=dict(whole))
     if tokenizer is not None:
         tokenizer.save_pretrained(directory)
-
-
-def _is_own(name: str) -> bool:
-    return not name.startswith("value_head.")
 
 
 @contextmanager

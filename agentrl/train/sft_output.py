@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from agentrl.dist.engine import TrainEngine
 from agentrl.errors import CheckpointError, ConfigError
@@ -60,6 +63,22 @@ def restore_sft(store: CheckpointStore, engine: TrainEngine, config: Mapping[str
     engine.load(checkpoint.of_engine(ROLE))
     restore_rng(checkpoint.rng)
     return checkpoint.step
+
+
+def digest_of_start(engine: TrainEngine) -> str:
+    """Return a digest of every weight that adapters are attached to, 32 hexadecimal digits.
+
+    Checkpoints hold adapters alone, and a path says nothing of the weights that lie there.
+
+    Args:
+        engine: with adapters that were not trained yet: merged, they add nothing.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for name, value in engine.export_params():
+        plain = value.detach().cpu().contiguous()
+        digest.update(f"{name} {plain.dtype} {tuple(plain.shape)}".encode())
+        digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def export_whole(engine: TrainEngine, out: Path) -> None:

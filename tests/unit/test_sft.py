@@ -114,6 +114,31 @@ def test_adapters_come_out_merged(tmp_path: Path) -> None:
     assert changed and all("proj" in name for name in changed)
 
 
+def test_adapters_go_on_only_on_the_weights_that_they_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = _file(tmp_path / "a.jsonl")
+    _tune(data, tmp_path / "start", "steps=1")
+    _tune(data, tmp_path / "other", "steps=1", "lr=2e-3")
+    how = {"model": str(tmp_path / "start")}
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("agentrl.sft.export_whole", killed)
+        with pytest.raises(KeyboardInterrupt):
+            _tune(data, tmp_path / "out", "save_every=4", "lora.rank=2", **how)
+    weights, kept = tmp_path / "start" / "model.safetensors", tmp_path / "kept"
+    weights.rename(kept)
+    weights.write_bytes((tmp_path / "other" / "model.safetensors").read_bytes())
+    with pytest.raises(CheckpointError, match=r"model\.weights was '\w{32}' and is now '\w{32}'"):
+        _tune(data, tmp_path / "out", "save_every=4", "lora.rank=2", resume=True, **how)
+    kept.replace(weights)
+    _tune(data, tmp_path / "out", "save_every=4", "lora.rank=2", resume=True, **how)
+    assert (tmp_path / "out" / "config.json").exists()
+
+
 def test_held_out_conversations_of_a_file_of_their_own(tmp_path: Path) -> None:
     data = _file(tmp_path / "a.jsonl")
     strange = tmp_path / "val.jsonl"

@@ -32,6 +32,7 @@ from agentrl.dist.schedule import learning_rate
 from agentrl.dist.scoring import TokenScorer
 from agentrl.dist.sharding import ShardedModel, full_tensor
 from agentrl.dist.train_state import TrainState
+from agentrl.errors import ModelError, TrainingError
 
 
 class FSDPEngine:
@@ -136,6 +137,7 @@ class FSDPEngine:
             they were, with ``skipped`` = 1. A mini-batch without any trained token on any rank
             changes nothing (``micro_batches`` = 0).
         """
+        self._trained("nothing to train")
         self._onload_weights()
         plan = plan_trained_rows(batch, tokens_per_micro_batch)
         num_passes = self.ranks.largest(len(plan))
@@ -200,7 +202,11 @@ class FSDPEngine:
         return WithoutAdapters(self)
 
     def save(self, directory: Path) -> PendingSave:
-        """Begin to write all that resuming needs; see ``TrainEngine.save``."""
+        """Begin to write all that resuming needs; see ``TrainEngine.save``.
+
+        Raises:
+            TrainingError: the engine only reads, so there is nothing of it to resume.
+        """
         counters = {"num_updates": self.num_updates, "num_skipped": self.num_skipped}
         return self._state().save(directory, counters)
 
@@ -209,6 +215,7 @@ class FSDPEngine:
 
         Raises:
             CheckpointError: the state belongs to another model, or is not complete.
+            TrainingError: the engine only reads.
         """
         counters = self._state().load(directory)
         self.num_updates, self.num_skipped = counters["num_updates"], counters["num_skipped"]
@@ -216,8 +223,14 @@ class FSDPEngine:
     def export_pretrained(self, directory: Path) -> None:
         """Write weights, configuration and tokenizer as transformers loads them, from rank 0.
 
-        The value head of a critic is not among them.
+        Raises:
+            ModelError: it is a critic, whose head has no place there.
         """
+        if self._packed.value_head is not None:
+            raise ModelError(
+                "a critic cannot be exported as transformers loads models: its value head would be "
+                "lost; what it learned stands in the checkpoints of the run, under critic/"
+            )
         is_live = self._sharded is None and self.adapters is None
         whole = None if is_live else self._whole_on_host()
         if self.ranks.rank == 0:
@@ -262,7 +275,6 @@ class FSDPEngine:
         self._onload_weights()
         self._onload_moments()
         self._release()
-        assert self._optimizer is not None, "a frozen engine has no state of its own"
         live = {base_name(name): value for name, value in live_tensors(self._packed)}
         trained = {name: value for name, value in live.items() if value.requires_grad}
         return TrainState(
@@ -273,26 +285,39 @@ class FSDPEngine:
                 if name in trained or not isinstance(value, nn.Parameter)
             },
             parameters=trained,
-            optimizer=self._optimizer,
+            optimizer=self._trained("no state of its own to save or to load"),
             rank=self.ranks.rank,
             device=self.ranks.device,
         )
+
+    def _trained(self, lacks: str) -> torch.optim.Optimizer:
+        """Return the optimizer.
+
+        Raises:
+            TrainingError: the engine only reads.
+        """
+        if self._optimizer is None:
+            raise TrainingError(
+                f"this engine only reads (trainable=False), so it has {lacks}; build it with "
+                "trainable=True, or leave its role out"
+            )
+        return self._optimizer
 
     def _to_device(self, value: Tensor) -> Tensor:
         return to_device(value, self.ranks.device)
 
     def _apply_gradient(self) -> dict[str, float]:
-        assert self._optimizer is not None, "a frozen engine is not trained"
+        optimizer = self._trained("nothing to train")
         lr = self.learning_rate
         norm = clip_gradient(self._packed.parameters(), self._config.grad_clip)
         finite = math.isfinite(norm)
         if finite:
             self._onload_moments()
-            for group in self._optimizer.param_groups:
+            for group in optimizer.param_groups:
                 group["lr"] = lr
-            self._optimizer.step()
+            optimizer.step()
             self.num_updates += 1
         else:
             self.num_skipped += 1
-        self._optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         return {"grad_norm": norm, "lr": lr, "skipped": float(not finite)}

@@ -18,7 +18,7 @@ from agentrl.dist.config import EngineConfig, Precision, Schedule
 from agentrl.dist.engines.fsdp import FSDPEngine
 from agentrl.dist.ranks import Ranks
 from agentrl.dist.sharded_state import load_full, read_values
-from agentrl.errors import CheckpointError, ConfigError
+from agentrl.errors import CheckpointError, ConfigError, ModelError, TrainingError
 
 Make = Callable[..., Any]
 BIG = 10_000
@@ -240,6 +240,25 @@ def test_a_frozen_engine_needs_no_schedule(tiny_model: Make, ragged_batch: Make)
     frozen = _engine(model, config, trainable=False)
     assert bool(_infer(frozen, ragged_batch()).any())
     assert not any(value.requires_grad for value in model.parameters())
+
+
+def test_a_frozen_engine_has_nothing_to_train_save_or_load(
+    tiny_model: Make, ragged_batch: Make, tmp_path: Path
+) -> None:
+    frozen = _engine(tiny_model(), EngineConfig(), trainable=False)
+    for method in (frozen.save, frozen.load):
+        with pytest.raises(TrainingError, match="only reads .*no state of its own"):
+            method(tmp_path)
+    with pytest.raises(TrainingError, match="only reads .*nothing to train"):
+        _step(frozen, ragged_batch())
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_critic_is_not_exported_without_its_head(tiny_model: Make, tmp_path: Path) -> None:
+    critic = _engine(tiny_model(), EngineConfig(), head="value")
+    with pytest.raises(ModelError, match="value head would be lost"):
+        critic.export_pretrained(tmp_path)
+    assert not any(tmp_path.iterdir())
 
 
 def test_bf16_stays_near_fp32_and_keeps_float32_weights(
