@@ -75,6 +75,8 @@ Tools:{% for tool in tools %} {{ signature(tool) }}{% endfor -%}
 """
 """ChatML with Hermes tool calls; a tool is listed by its signature, to save tokens."""
 
+_MAX_PIECE_CHARS = 16_384
+
 
 def train_tokenizer(
     texts: Iterable[str], vocab_size: int = DEFAULT_VOCAB_SIZE
@@ -122,10 +124,15 @@ def train_tokenizer(
 
 
 def _pieces(texts: Iterable[str]) -> Iterator[str]:
-    """Cut at special tokens: the trainer would otherwise learn merges across them."""
+    """Cut at special tokens: the trainer would otherwise learn merges across them.
+
+    Long pieces are cut as well: the trainer's time grows with the square of their length.
+    """
     specials = "|".join(re.escape(token) for token in SPECIAL_TOKENS)
     for text in texts:
-        yield from filter(None, re.split(specials, text))
+        for piece in filter(None, re.split(specials, text)):
+            for at in range(0, len(piece), _MAX_PIECE_CHARS):
+                yield piece[at : at + _MAX_PIECE_CHARS]
 
 
 def tiny_config(

@@ -118,6 +118,11 @@ def check_messages(value: Any, source: str) -> list[Message]:
             raise DataError(f"{where}: role must be one of {', '.join(_ROLES)}, got {_short(role)}")
         if not isinstance(message.get("content"), str):
             raise DataError(f"{where}: content must be text, got {_short(message.get('content'))}")
+        if any("\ud800" <= char <= "\udfff" for char in message["content"]):
+            raise DataError(
+                f"{where}: content holds half of a surrogate pair, {show(message['content'])}, "
+                "which is no text; write the whole character"
+            )
         calls = message.get("tool_calls")
         if calls is not None and not isinstance(calls, list):
             raise DataError(f"{where}: tool_calls must be a list, got {_short(calls)}")

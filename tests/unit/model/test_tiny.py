@@ -152,6 +152,13 @@ def test_template_lists_a_tool_without_parameters(tokenizer: PreTrainedTokenizer
     assert text.startswith("<|im_start|>system\nS.\nTools: look()<|im_end|>\n")
 
 
+@pytest.mark.timeout(60)
+def test_a_very_long_line_is_learned_from_in_time() -> None:
+    """In one piece its merges would take many minutes."""
+    tokenizer = train_tokenizer(["hi " * 150_000, "hello"], 300)
+    assert len(tokenizer("hi " * 8)["input_ids"]) < 8
+
+
 def test_training_is_deterministic() -> None:
     texts = ["<|im_start|>user\nhello hello world 12<|im_end|>\n"] * 5
     first, second = (train_tokenizer(texts, 280) for _ in range(2))

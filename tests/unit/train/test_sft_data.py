@@ -70,6 +70,7 @@ BAD_ROWS = [
     ({"messages": [{"role": "robot", "content": ""}]}, "role must be one of .*robot"),
     ({"messages": [*TALK, {"role": "user", "content": None}]}, "message 5: content must be text"),
     ({"messages": TALK[:1]}, "no assistant message"),
+    ({"messages": [*TALK, {"role": "user", "content": "\ud800"}]}, "half of a surrogate pair"),
     ({"messages": [*TALK, {"role": "user", "content": "x", "weight": 0}]}, "only an assistant"),
     ({"messages": [{**TALK[0]}, {**TALK[1], "weight": 0.5}]}, "weight must be 0 or 1"),
     ({"messages": [{**TALK[0]}, {**TALK[1], "tool_calls": "x"}]}, "tool_calls must be a list"),
