@@ -271,9 +271,10 @@ class CheckpointStore:
             try:
                 checkpoint = self.load(step)
             except CheckpointError as error:
-                logger.warning("%s; trying the one before", error)
                 damaged.append(str(error))
                 continue
+            for text in damaged:
+                logger.warning("%s; going back to the checkpoint of step %d", text, step)
             checkpoint.damaged = damaged
             return checkpoint
         if damaged:

@@ -55,7 +55,8 @@ class TrainerConfig:
     epochs: float | None = None
     """Passes over the training tasks, in place of ``total_steps``; the last step is a whole one."""
     eval_every: int = 10
-    """Steps between evaluations on the validation split; 0 for none in between."""
+    """Steps between evaluations on the validation split, which is measured before the first step
+    and after the last one as well; 0 for none at all."""
     save_every: int = 10
     """Steps between checkpoints; the last step is always saved. 0 for the last only."""
     keep_last: int = 2

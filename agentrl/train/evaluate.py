@@ -24,8 +24,8 @@ class Evaluator:
     Args:
         run_group: samples one task of a split.
         tasks: split -> name of the environment -> tasks.
-        every: steps between evaluations on ``val``; 0 for none.
-        total_steps: ``test`` is measured before the first step and after this one.
+        every: steps between evaluations on ``val``; 0 for none, not even at the end.
+        total_steps: ``test`` is measured before the first step and after this one, as is ``val``.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Evaluator:
     def due(self, step: int) -> list[str]:
         """Return the splits to measure after ``step`` updates."""
         splits = []
-        if self._every and step % self._every == 0:
+        if self._every and (step % self._every == 0 or step == self._total_steps):
             splits.append("val")
         if step in (0, self._total_steps):
             splits.append("test")

@@ -130,10 +130,13 @@ def _choose(run: Path, *, step: int | None, best: bool) -> Checkpoint:
     store = CheckpointStore.of_run(run)
     if best and (step := store.best_step()) is None:
         raise CheckpointError(
-            f"no checkpoint of the run {str(run)!r} was measured on held-out tasks, so none is the "
-            "best; take the newest, or one with --step, and let trainer.save_every and "
-            "trainer.eval_every meet in the next run"
+            f"no checkpoint of the run {str(run)!r} was measured on the validation split (val), so "
+            "none is the best; leave --best out for the newest, or name one with --step. In the "
+            "next run let trainer.save_every and trainer.eval_every meet"
         )
+    if step is not None and step not in (steps := store.steps()):
+        there = f"it has: {', '.join(map(str, steps))}" if steps else "it has none yet"
+        raise CheckpointError(f"the run {str(run)!r} has no checkpoint of step {step}; {there}")
     checkpoint = store.load_latest() if step is None else store.load(step)
     if checkpoint is None:
         raise CheckpointError(f"the run {str(run)!r} has no checkpoint yet: nothing to load")

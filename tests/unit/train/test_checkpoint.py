@@ -122,7 +122,7 @@ def _flip(path: Path) -> None:
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("damage", [_truncate, _empty, _flip, Path.unlink])
 def test_a_damaged_file_is_refused_by_name_and_the_previous_checkpoint_used(
-    tmp_path: Path, file: str, damage: Any
+    tmp_path: Path, file: str, damage: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = _store(tmp_path)
     _save(store, 10)
@@ -134,6 +134,8 @@ def test_a_damaged_file_is_refused_by_name_and_the_previous_checkpoint_used(
     found = store.load_latest()
     assert found is not None and found.step == 10
     assert len(found.damaged) == 1 and "step_000020" in found.damaged[0]
+    (said,) = [r.getMessage() for r in caplog.records if "step_000020" in r.getMessage()]
+    assert said.endswith("going back to the checkpoint of step 10")
 
 
 @pytest.mark.parametrize("added", ["actor/shard_00001.safetensors", "critic/values.json", "x"])
@@ -189,12 +191,15 @@ def test_a_renamed_checkpoint_is_refused(tmp_path: Path) -> None:
         store.load(30)
 
 
-def test_only_damaged_checkpoints_are_an_error_not_a_fresh_start(tmp_path: Path) -> None:
+def test_only_damaged_checkpoints_are_an_error_not_a_fresh_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store = _store(tmp_path)
     for step in (1, 2):
         _empty(_save(store, step) / "state.json")
     with pytest.raises(CheckpointError, match=r"step_000002.*step_000001.*new run"):
         store.load_latest()
+    assert not caplog.records  # what the error says is not said twice
 
 
 def test_a_missing_checkpoint_and_another_format_are_named(tmp_path: Path) -> None:

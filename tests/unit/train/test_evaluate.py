@@ -20,7 +20,7 @@ def tasks(count: int) -> list[Task]:
 
 
 def evaluator(
-    by_split: dict[str, dict[str, list[Task]]], *, broken: str = ""
+    by_split: dict[str, dict[str, list[Task]]], *, broken: str = "", every: int = 5
 ) -> tuple[Evaluator, list[tuple[str, Dispatch]]]:
     """Return one in which ``good`` solves everything, and what it was asked to sample."""
     asked: list[tuple[str, Dispatch]] = []
@@ -42,7 +42,7 @@ def evaluator(
             policy_version=0,
         )
 
-    return Evaluator(run_group, by_split, every=5, total_steps=10), asked
+    return Evaluator(run_group, by_split, every=every, total_steps=10), asked
 
 
 def run(one: Evaluator, *splits: str) -> tuple[dict[str, Any], list[Trajectory]]:
@@ -82,4 +82,7 @@ def test_val_at_its_steps_and_test_before_and_after() -> None:
         ["val"],
         ["val", "test"],
     ]
+    val: dict[str, dict[str, list[Task]]] = {"val": {"good": tasks(1)}, "test": {}}
+    assert [evaluator(val, every=4)[0].due(step) for step in (8, 9, 10)] == [["val"], [], ["val"]]
+    assert [evaluator(val, every=0)[0].due(step) for step in (0, 10)] == [[], []]
     assert len(choose_tasks(tasks(5), 2)) == 2 and len(choose_tasks(tasks(5), 0)) == 5

@@ -89,8 +89,14 @@ def test_the_best_policy_is_exported_as_transformers_loads_it(tmp_path: Path) ->
 
 def test_without_a_measured_checkpoint_there_is_no_best_one(tmp_path: Path) -> None:
     _run_of_three(tmp_path / "run", (None,))
-    with pytest.raises(CheckpointError, match="none is the best.*trainer.eval_every"):
+    with pytest.raises(CheckpointError, match=r"validation split \(val\), so none is the best"):
         open_run_model(tmp_path / "run", best=True)
+
+
+def test_a_step_without_a_checkpoint_is_told_which_there_are(tmp_path: Path) -> None:
+    _run_of_three(tmp_path / "run", (None, None, None))
+    with pytest.raises(CheckpointError, match=r"no checkpoint of step 7; it has: 1, 2, 3$"):
+        open_run_model(tmp_path / "run", step=7)
 
 
 class _AdapterEngine:
