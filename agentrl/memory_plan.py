@@ -24,7 +24,7 @@ from agentrl.dist.config import (
 from agentrl.dist.machine import Gpu, gpus, host_memory
 from agentrl.dist.memory import plan_memory
 from agentrl.dist.memory_needs import MASTER_BYTES, Device, Memory, ModelNeed, Request, SamplerNeed
-from agentrl.dist.memory_table import Planned, as_json, render
+from agentrl.dist.memory_table import Planned, as_json, show
 from agentrl.dist.model_shape import ModelShape, model_shape
 from agentrl.dist.placement import DEFAULT_POOL, PoolPlan, plan_pools
 from agentrl.errors import MemoryPlanError, ModelError
@@ -140,9 +140,7 @@ def show_plan(planned: Planned, *, quiet: bool, console: Console | None = None) 
         MemoryPlanError: it cannot fit; names what would make it fit.
     """
     if not quiet:
-        console = console or Console(stderr=True)
-        for part in render(planned):
-            console.print(part)
+        show(planned, console or Console(stderr=True))
     if (problem := planned.refusal) is not None:
         raise MemoryPlanError(problem)
     return planned

@@ -31,7 +31,7 @@ def command(env_id: str | None, as_json: bool, overrides: tuple[str, ...]) -> No
     from rich.console import Console
 
     from agentrl.dist.memory_table import as_json as plan_as_json
-    from agentrl.dist.memory_table import render
+    from agentrl.dist.memory_table import show
     from agentrl.doctor import diagnose
 
     found = diagnose(with_env(overrides, env_id))
@@ -40,9 +40,8 @@ def command(env_id: str | None, as_json: bool, overrides: tuple[str, ...]) -> No
         checks = [asdict(check) for check in found.checks]
         click.echo(json.dumps({"failed": found.failed, "checks": checks, "memory": plan}, indent=2))
     else:
-        console = Console()
-        for part in render(found.planned) if found.planned is not None else ():
-            console.print(part)
+        if found.planned is not None:
+            show(found.planned, Console())
         for check in found.checks:
             mark = click.style(f"{check.status:4}", fg=_COLOURS[check.status])
             click.echo(f"{mark}  {check.name:16} {check.found}")

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.table import Table
+from rich.console import Console
+from rich.text import Text
 
 from agentrl.dist.memory import PARTS, DevicePlan, MemoryPlan
-from agentrl.dist.memory_fit import gib, refusal
+from agentrl.dist.memory_fit import GIB, refusal
 from agentrl.dist.memory_needs import Request
+
+_WIDTH = 80
+_LARGE = 8 * GIB
+"""A device that needs at least that much is shown in GiB, others in MiB."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -31,15 +37,21 @@ class Planned:
         return refusal(self.request, self.plan)
 
 
-def render(planned: Planned) -> Iterator[Table | str]:
-    """Yield what to print: a table for each device, and what was left out."""
+def show(planned: Planned, console: Console) -> None:
+    """Print a plan: a table for each device, and what was left out."""
+    for line in render(planned):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def render(planned: Planned) -> Iterator[Text]:
+    """Yield the lines of :func:`show`, none of which ends in blanks."""
     if planned.plan is None:
-        yield f"memory: not planned: {planned.why_not}"
+        yield Text(f"memory: not planned: {planned.why_not}")
         return
     for device in planned.plan.devices:
-        yield _table(device)
+        yield from _table(device)
     for note in planned.notes:
-        yield f"memory: {note}"
+        yield Text(f"memory: {note}")
 
 
 def as_json(planned: Planned) -> dict[str, Any]:
@@ -62,27 +74,55 @@ def as_json(planned: Planned) -> dict[str, Any]:
     }
 
 
-def _table(plan: DevicePlan) -> Table:
-    parts = [part for part in PARTS if any(_columns(plan, r.role).get(part) for r in plan.roles)]
-    capacity = plan.device.capacity
-    of = "capacity unknown here" if capacity is None else f"of {gib(capacity)}"
-    table = Table(
-        title=f"memory: {plan.device.name}: {gib(plan.peak)} {of}",
-        title_justify="left",
-        title_style="bold red" if plan.missing else "bold",
-        caption="peak of each phase: "
-        + ", ".join(f"{name} {gib(size)}" for name, size in plan.phases.items()),
-        caption_justify="left",
-        box=None,
-        pad_edge=False,
-    )
-    table.add_column("")
+@dataclass(slots=True, frozen=True)
+class _Unit:
+    """Of all the figures of one device, so that they can be compared at a glance."""
+
+    name: str
+    size: int
+    decimals: int
+
+    @classmethod
+    def of(cls, plan: DevicePlan) -> _Unit:
+        return cls("GiB", GIB, 1) if plan.peak >= _LARGE else cls("MiB", 2**20, 0)
+
+    def figure(self, num_bytes: int) -> str:
+        """Format without the unit; what would round to nothing is said to be less than a digit."""
+        smallest = 10**-self.decimals
+        if 0 < num_bytes / self.size < smallest / 2:
+            return f"<{smallest:.{self.decimals}f}"
+        return f"{num_bytes / self.size:,.{self.decimals}f}"
+
+
+def _table(plan: DevicePlan) -> Iterator[Text]:
+    """Yield a row for each part and a column for each role: fewer of those, so 80 columns do."""
+    unit, capacity = _Unit.of(plan), plan.device.capacity
+    of = ", capacity unknown here"
+    if capacity is not None:
+        of = f" of {unit.figure(capacity)} {unit.name}"
+    title = f"memory: {plan.device.name}: {unit.figure(plan.peak)} {unit.name}{of}"
+    yield Text(title, style="bold red" if plan.missing else "bold")
+    sizes = {role.role: _columns(plan, role.role) for role in plan.roles}
+    parts = [part for part in PARTS if any(found.get(part) for found in sizes.values())]
+    rows = [[f"  {unit.name}", *sizes]]
     for part in parts:
-        table.add_column(part, justify="right")
-    for role in plan.roles:
-        sizes = _columns(plan, role.role)
-        table.add_row(role.role, *(gib(sizes[p]) if sizes.get(p) else "" for p in parts))
-    return table
+        held = [found.get(part, 0) for found in sizes.values()]
+        rows.append([f"  {part}", *(unit.figure(size) if size else "" for size in held)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for name, *cells in rows:
+        line = name.ljust(widths[0])
+        line += "".join(f"  {cell:>{w}}" for cell, w in zip(cells, widths[1:], strict=True))
+        yield Text(line.rstrip())
+    phases = [f"{name} {unit.figure(size)}" for name, size in plan.phases.items()]
+    if len(phases) > 1:
+        yield from _wrapped(f"  peak of each phase, {unit.name}: ", phases)
+
+
+def _wrapped(start: str, items: Sequence[str]) -> Iterator[Text]:
+    """Break between items alone."""
+    kept = ", ".join(item.replace(" ", "\xa0") for item in items)
+    for line in textwrap.wrap(start + kept, _WIDTH, subsequent_indent="    "):
+        yield Text(line.replace("\xa0", " "))
 
 
 def _columns(plan: DevicePlan, role: str) -> dict[str, int]:

@@ -3,6 +3,7 @@
 ::
 
     runs/<name>/config.yaml
+               /memory_plan.json
                /metrics.jsonl
                /trajectories/step_NNNNNN.jsonl, step_NNNNNN.tokens.safetensors
                /eval/step_NNNNNN.jsonl, step_NNNNNN.tokens.safetensors
