@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from agentrl.errors import EngineError, EngineLost
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.serving.config import ServingConfig
+from agentrl.rollout.serving.idle_order import IdleOrder
 from agentrl.rollout.serving.line import WaitingLine
 from agentrl.rollout.serving.routing import Load, Router
 from agentrl.rollout.serving.stats import ServingStats
@@ -50,7 +51,11 @@ class Dispatcher:
         self._nobody = nobody
         self._line: WaitingLine[_Place] = WaitingLine()
         self._tickets = itertools.count()
+        self._idle_order = IdleOrder(supervisor.replicas)
+        self._num_requests = 0
+        """That replicas work at, or are about to."""
         self._turns: set[Turn] = set()
+        self._sessions: dict[str, set[Turn]] = {}
         self._gate_open = True
         self._idle = asyncio.Event()
 
@@ -72,6 +77,7 @@ class Dispatcher:
             raise error
         turn, ticket = Turn(request), next(self._tickets)
         self._turns.add(turn)
+        self._sessions.setdefault(request.session_id, set()).add(turn)
         scope = asyncio.timeout(self._config.request_timeout_s)
         try:
             async with scope:
@@ -87,14 +93,14 @@ class Dispatcher:
                 "it, or lower rollout.concurrency or rollout.max_turn_tokens"
             ) from None
         finally:
-            self._turns.discard(turn)
+            self._left(turn)
         generation = turn.generation()
         self._stats.count(len(request.prompt_ids), generation)
         return generation
 
     async def end_session(self, session_id: str) -> None:
         """End what is unfinished of a session as aborted, and forget it."""
-        for turn in [item for item in self._turns if item.request.session_id == session_id]:
+        for turn in list(self._sessions.get(session_id, ())):
             self._end(turn)
         home = self._router.home_of(session_id)
         self._router.end_session(session_id)
@@ -103,7 +109,8 @@ class Dispatcher:
 
     async def abort(self, session_id: str | None) -> int:
         """End a session's request, or all; see :class:`ReplicaSet`."""
-        turns = {turn for turn in self._turns if session_id in (None, turn.request.session_id)}
+        found = self._turns if session_id is None else self._sessions.get(session_id, ())
+        turns = set(found)
         for turn in turns:
             self._end(turn)
         await asyncio.sleep(0)  # those that were given an engine in this moment are there now
@@ -111,6 +118,13 @@ class Dispatcher:
             if turns & set(replica.calls.values()):
                 await self._tell_abort(replica, session_id)
         return len(turns)
+
+    def _left(self, turn: Turn) -> None:
+        session = turn.request.session_id
+        self._turns.discard(turn)
+        self._sessions[session].discard(turn)
+        if not self._sessions[session]:
+            del self._sessions[session]
 
     def _end(self, turn: Turn) -> None:
         turn.aborted = True
@@ -199,12 +213,17 @@ class Dispatcher:
 
     # ------------------------------------------------------------------ admission
 
+    def replicas_changed(self) -> None:
+        """Take note of the states of the replicas, and serve those who wait."""
+        self._idle_order.rebuild()
+        self.serve_line()
+
     def serve_line(self) -> None:
         """Give replicas to those who wait, as far as there is room."""
         if not self._gate_open:
             return
         self._line.serve(self._place)
-        if len(self._line) and self._nobody() is not None:
+        if self._line.any_waits and self._nobody() is not None:
             self.fail_line(lambda: self._nobody() or EngineError("no replica serves"))
 
     def fail_line(self, error: Callable[[], EngineError]) -> None:
@@ -212,30 +231,38 @@ class Dispatcher:
         self._line.fail(error)
 
     def _place(self, turn: Turn) -> _Place | None:
-        most = self._config.max_requests
-        loads = {
-            replica.number: Load(requests=replica.requests, room=most - replica.requests)
-            for replica in self._supervisor.replicas
-            if replica.state is State.SERVING
-        }
         before = self._router.home_of(turn.request.session_id)
+        loads = {
+            replica.number: Load(
+                requests=replica.requests, room=self._config.max_requests - replica.requests
+            )
+            for replica in self._candidates(self._router.home(turn.request))
+        }
         number = self._router.choose(turn.request, loads)
         if number is None:
             return None
         replica = self._supervisor.replicas[number]
         replica.requests += 1
+        self._num_requests += 1
+        self._idle_order.note(replica)
         return replica, before if before != number else None
 
     def _release(self, place: _Place | None) -> None:
         if place is None:
             return
         place[0].requests -= 1
-        if not self._num_requests():
+        self._num_requests -= 1
+        self._idle_order.note(place[0])
+        if not self._num_requests:
             self._idle.set()
         self.serve_line()
 
-    def _num_requests(self) -> int:
-        return sum(replica.requests for replica in self._supervisor.replicas)
+    def _candidates(self, home: int | None) -> Iterator[Replica]:
+        """Yield the replicas that the rule of routing chooses from: the idlest, and the home."""
+        if (idlest := self._idle_order.idlest()) is not None:
+            yield idlest
+        if home is not None and self._supervisor.replicas[home].state is State.SERVING:
+            yield self._supervisor.replicas[home]
 
     # ------------------------------------------------------------------ the gate
 
@@ -261,11 +288,11 @@ class Dispatcher:
         try:
             async with asyncio.timeout(limit_s):
                 await asyncio.sleep(0)  # those that were given an engine in this moment are there
-                while self._num_requests():
+                while self._num_requests:
                     if interrupt:
                         await self._interrupt()
                     self._idle.clear()
-                    if self._num_requests():
+                    if self._num_requests:
                         await _wait(self._idle, ABORT_AGAIN_S if interrupt else None)
         except TimeoutError:
             counts = {item.number: item.requests for item in self._supervisor.replicas}

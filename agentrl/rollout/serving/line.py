@@ -25,6 +25,11 @@ class WaitingLine(Generic[P]):
         """Turns that wait."""
         return sum(not future.done() for _, _, future in self._heap)
 
+    @property
+    def any_waits(self) -> bool:
+        """Whether anybody may wait: true of those that :meth:`serve` has left."""
+        return bool(self._heap)
+
     def join(self, turn: Turn, ticket: int) -> asyncio.Future[P | None]:
         """Return what becomes the turn's place; None tells it to leave without one."""
         future: asyncio.Future[P | None] = asyncio.get_running_loop().create_future()

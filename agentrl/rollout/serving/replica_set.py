@@ -86,7 +86,7 @@ class ReplicaSet:
             num_replicas,
             self.config,
             arm=lambda replica: self._control.arm(replica),
-            on_change=lambda: self._dispatcher.serve_line(),
+            on_change=lambda: self._dispatcher.replicas_changed(),
             on_lost=self._router.forget_replica,
         )
         self._dispatcher = Dispatcher(
