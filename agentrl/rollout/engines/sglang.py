@@ -399,13 +399,14 @@ class SGLangEngine:
                 await self._no_turns.wait()
                 while True:
                     # Refused while anything runs or waits there, as a request may that was
-                    # cancelled here: the server waits for it so long before it says so.
+                    # cancelled here: the server waits for it so long before it says so. An abort
+                    # may have overtaken it, so that it has to be told again.
                     reply = await self._client.post(
                         f"/flush_cache?timeout={_ABORT_AGAIN_S}", timeout_s=limit_s
                     )
                     if reply.status == 200:
                         return
-                    await asyncio.sleep(0.05)
+                    await self._post("/abort_request", {"rid": "", "abort_all": True})
         except (TimeoutError, NoAnswer):
             raise EngineError(
                 f"{len(self._turns)} requests, and what the SGLang server has of others, are "

@@ -76,7 +76,7 @@ class TensorHandover:
             flat: uint8, as the plan has it, on any device; read before this returns.
 
         Raises:
-            EngineError: the server refused it.
+            EngineError: it holds values that are not finite, or the server refused it.
         """
         if index == len(self.plan.buckets) - 1:
             self._held = flat.clone()
@@ -104,6 +104,9 @@ class TensorHandover:
         if self._buffer.device.type == "cuda":
             torch.cuda.synchronize(self._buffer.device)
         named = self._named(bucket)
+        for name, value in named:
+            if not torch.isfinite(value).all():
+                raise EngineError(f"weight update: {name!r} holds values that are not finite")
         self.sums |= {name: checksum(value) for name, value in named}
         self._note_rows(named)
         payload = _pickled(named)
@@ -160,16 +163,10 @@ class TensorHandover:
 
 
 def packed(bucket: PlannedBucket, tensors: Sequence[Tensor], device: str) -> Tensor:
-    """Return the tensors of a bucket as uint8 [num_bytes], cast to what is served.
-
-    Raises:
-        EngineError: values that are not finite.
-    """
+    """Return the tensors of a bucket as uint8 [num_bytes], cast to what is served."""
     flat = torch.empty(bucket.num_bytes, dtype=torch.uint8, device=device)
-    for piece, view, value in zip(bucket.slices, bucket.views(flat), tensors, strict=True):
+    for view, value in zip(bucket.views(flat), tensors, strict=True):
         view.copy_(value.detach())
-        if not torch.isfinite(view).all():
-            raise EngineError(f"weight update: {piece.name!r} holds values that are not finite")
     return flat
 
 
