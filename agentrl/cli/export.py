@@ -14,7 +14,7 @@ from agentrl.errors import ConfigError
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--step", type=int, help="Checkpoint to export; the newest unless given.")
-@click.option("--best", is_flag=True, help="Export the one with the best success on the validation split.")
+@click.option("--best", is_flag=True, help="Export the best on the validation split.")
 @click.option("--adapters", is_flag=True, help="Export adapters alone, as peft loads them.")
 def command(run: Path, out: Path, step: int | None, best: bool, adapters: bool) -> None:
     """Write a run's policy as a directory that AutoModelForCausalLM loads.

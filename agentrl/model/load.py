@@ -27,7 +27,7 @@ from transformers.utils import logging as transformers_logging
 from agentrl.errors import ModelError
 from agentrl.model.gguf import converted
 
-HUB_TIMEOUT_S = 5.0
+HUB_TIMEOUT_S = 2.0
 _BUILDING = threading.RLock()
 
 

@@ -23,6 +23,7 @@ from agentrl.dist.machine_checks import (
     check_torch,
 )
 from agentrl.doctor import diagnose
+from agentrl.model import load
 
 GIB = 2**30
 H200 = Gpu(index=0, name="H200", total_bytes=139 * GIB, used_bytes=0)
@@ -49,9 +50,39 @@ def test_without_an_environment_the_machine_is_still_looked_at() -> None:
 
 def test_a_refused_configuration_is_a_failure_among_others() -> None:
     found = diagnose(["env.id=code_sandbox", "rolout.n=2"], deadline_s=60)
-    assert found.failed
-    assert "rolout" in _by_name(found.checks)["configuration"].found
-    assert "python" in _by_name(found.checks)
+    checks = _by_name(found.checks)
+    assert found.failed and "rolout" in checks["configuration"].found
+    assert {"python", "torch", "cores"} <= set(checks)
+    assert found.planned is None and "memory plan" not in checks
+
+
+@pytest.mark.parametrize("name", ["nope", "./nope.py:Nope"])
+def test_an_environment_that_does_not_exist_fails(name: str) -> None:
+    found = diagnose([f"env.id='{name}'"], deadline_s=60)
+    assert found.failed and _by_name(found.checks)["environment"].status is Status.fail
+
+
+@pytest.mark.parametrize("answers", [False, None])
+def test_a_model_that_cannot_be_reached_fails_and_costs_no_other_check(
+    monkeypatch: pytest.MonkeyPatch, answers: bool | None
+) -> None:
+    def hub_answers() -> bool:
+        return time.sleep(60) is None if answers is None else answers
+
+    monkeypatch.setattr(load, "hub_answers", hub_answers)
+    found = diagnose(["env.id=guess_number", "model.path=nobody/nothing"], deadline_s=5)
+    checks = _by_name(found.checks)
+    assert found.failed and found.planned is None
+    assert checks["model"].status is Status.fail and "nobody/nothing" in checks["model"].found
+    assert "network" in checks["model"].found + checks["model"].fix
+    assert {"environment", "torch", "cores", "disk", "host memory", "open files"} <= set(checks)
+    assert [check.name for check in found.checks][:3] == ["configuration", "environment", "model"]
+
+
+def test_lengths_that_the_model_cannot_take_are_refused_as_a_run_would() -> None:
+    found = diagnose(["env.id=guess_number", "rollout.max_context_tokens=2048"], deadline_s=60)
+    assert "1024 positions" in _by_name(found.checks)["configuration"].found
+    assert found.failed and found.planned is None
 
 
 def test_a_check_that_hangs_or_raises_is_reported_and_holds_up_nothing() -> None:
@@ -59,8 +90,14 @@ def test_a_check_that_hangs_or_raises_is_reported_and_holds_up_nothing() -> None
         raise RuntimeError("boom")
 
     start = time.monotonic()
-    jobs = {"slow": lambda: time.sleep(30), "broken": broken, "good": lambda: []}
-    found = doctor._in_time(jobs, time.monotonic() + 0.3)
+
+    def slow() -> list[Check]:
+        time.sleep(30)
+        return []
+
+    jobs = {"slow": slow, "broken": broken, "good": lambda: []}
+    looks = {name: doctor._look(name, work) for name, work in jobs.items()}
+    found = doctor.in_time(looks, 0.3)
     assert time.monotonic() - start < 10
     assert found["slow"][0].status is Status.warn and "in time" in found["slow"][0].found
     assert found["broken"][0].status is Status.fail and "boom" in found["broken"][0].found
