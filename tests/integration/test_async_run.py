@@ -233,11 +233,11 @@ def test_a_rollout_worker_that_is_killed_costs_no_task(tmp_path: Path, cluster: 
     def kill_in_step_3(trainer: Trainer) -> None:
         update = trainer.learner.update
 
-        def update_and_kill(batch: Any, step: int) -> Any:
+        def update_and_kill(train_batch: Any, step: int) -> Any:
             if step == 2:
                 kill_one(cluster, "ray::RolloutWorker")
                 kills.append(step)
-            return update(batch, step)
+            return update(train_batch, step)
 
         trainer.learner.update = update_and_kill
 

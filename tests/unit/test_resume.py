@@ -13,6 +13,7 @@ import pytest
 from agentrl.config.load import load, to_dict
 from agentrl.errors import CheckpointError
 from agentrl.resume import FREE_ON_RESUME, REORDER_ON_RESUME, read_progress, restore
+from agentrl.rollout.buffer import Lookahead
 from agentrl.train.checkpoint import CheckpointStore
 from agentrl.train.progress import Progress
 
@@ -80,15 +81,16 @@ def _resume(tmp_path: Path, changes: list[str], *, old_torch: bool = False) -> l
     parts: dict[str, Any] = {name: _Part() for name in ("engine", "learner", "feed", "run_dir")}
     found: Any = SimpleNamespace(load_latest=lambda: checkpoint)
     config = load([*settings, f"trainer.resume={tmp_path}", *changes])
-    progress = restore(
+    progress, line = restore(
         config,
         found,
         {"actor": parts["engine"]},
         parts["learner"],
         parts["feed"],
         parts["run_dir"],
+        Lookahead(prompts_per_step=2),
     )
-    assert progress.step == 3 and parts["run_dir"].given == [3]
+    assert progress.step == 3 and parts["run_dir"].given == [3] and line == []
     return parts["engine"].given
 
 

@@ -93,10 +93,10 @@ class Parts:
         yield
 
     def save(
-        self, step: int, engines: Any, progress: dict[str, Any], *, score: float | None
+        self, step: int, parts: Any, progress: dict[str, Any], *, score: float | None
     ) -> None:
-        assert engines["actor"] is self
-        waiting = engines.get("waiting")
+        assert parts["actor"] is self
+        waiting = parts.get("waiting")
         self.lines_saved.append([] if waiting is None else waiting.save(self.tmp_path).places)
         self.events.append(f"save {step}")
         self.saved.append((step, progress))
