@@ -93,7 +93,9 @@ async def open_host(spec: HostSpec) -> AsyncIterator[PlaygroundHost]:
         AgentRLError: whatever of it cannot be used in this process.
     """
     environments = make_environments(spec.config.env, spec.config.tools)
-    model = await asyncio.to_thread(spec.blueprint.build, device=spec.config.model.device)
+    # Engines of processes of their own read its shapes only.
+    device = spec.config.model.device if spec.config.rollout.engine.id == "hf" else "meta"
+    model = await asyncio.to_thread(spec.blueprint.build, device=device)
     async with open_playground(
         spec.config,
         environments,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+
+from torch import Tensor
 
 from agentrl.agent.renderer import Renderer
 from agentrl.config.schema import Config
+from agentrl.errors import EngineError
 from agentrl.kwargs import check_kwargs
 from agentrl.model.load import LoadedModel, positions_of
 from agentrl.model.tiny import MAX_CONTEXT_TOKENS
@@ -33,6 +35,7 @@ from agentrl.train.config import TINY, ModelConfig
 from agentrl.train.environments import Environment, need_sandboxes
 from agentrl.train.open_model import base_of_adapters, is_run, open_model
 from agentrl.types import Task, TrajectoryGroup
+from agentrl.weights.served import ServedWeights
 
 
 @asynccontextmanager
@@ -55,6 +58,21 @@ async def open_sandboxes(config: SandboxConfig) -> AsyncIterator[SandboxPool]:
         await pool.close()
 
 
+@dataclass(slots=True)
+class PolicySource:
+    """Where a replica that was started again gets the policy from."""
+
+    export: Callable[[], Iterable[tuple[str, Tensor]]] | None = None
+    """None where weights come from elsewhere: it then waits for those of the next update."""
+    version: int = 0
+
+    async def give(self, engine: RolloutEngine) -> ServedWeights:
+        """Give an engine the policy as it is now; that it is the one published, sums must tell."""
+        if self.export is None:
+            raise EngineError("the weights are not in this process")
+        return await engine.update_weights(self.export(), self.version)
+
+
 @dataclass(slots=True, kw_only=True)
 class Playground:
     """One engine, and a stage for every environment: tools differ, all else is shared."""
@@ -64,6 +82,7 @@ class Playground:
     renderer: Renderer
     stages: Sequence[Stage]
     concurrency: asyncio.Semaphore
+    policy: PolicySource
 
     def groups(self, config: Config, plan: GroupPlan) -> GroupRunners:
         """Return what samples prompts as ``plan`` says, each in its environment."""
@@ -137,12 +156,13 @@ async def open_playground(
             )
         )
         model = served or await open_policy(config, environments, sandboxes)
-        replicas = _replicas(config, model.model if served is not None else None, model)
+        policy = PolicySource()
+        replicas = _replicas(config, model, policy, owned=served is not None)
         await replicas.start()
         stack.push_async_callback(replicas.close)
-        if served is None and replicas.weight_specs():  # else they come from elsewhere
-            weights = model.model.named_parameters()
-            await replicas.update_weights(weights, max(replicas.policy_version, 0))
+        if served is None and replicas.weight_specs():
+            export = policy.export = model.model.named_parameters
+            await replicas.update_weights(export(), policy.version)
         renderer = Renderer(model.tokenizer)
         stages = [
             await stack.enter_async_context(
@@ -165,22 +185,25 @@ async def open_playground(
             renderer=renderer,
             stages=stages,
             concurrency=asyncio.Semaphore(config.rollout.concurrency),
+            policy=policy,
         )
 
 
-def _replicas(config: Config, owned: Any | None, model: LoadedModel) -> ReplicaSet:
+def _replicas(
+    config: Config, model: LoadedModel, policy: PolicySource, *, owned: bool
+) -> ReplicaSet:
     """Return the engines of this process, not started.
 
     Args:
-        owned: what they sample from; None gives each a copy of ``model``.
+        owned: they may sample from the model itself; else each takes a copy.
     """
     build = engine_registry.get(config.rollout.engine.id)
 
     def spawn(index: int) -> RolloutEngine:
         return build(
             EngineSetup(
-                model=model.model if owned is None else owned,
-                copies=owned is None,
+                model=model.model,
+                copies=not owned,
                 rollout=config.rollout,
                 deterministic=config.trainer.deterministic,
                 index=index,
@@ -190,7 +213,7 @@ def _replicas(config: Config, owned: Any | None, model: LoadedModel) -> ReplicaS
     serving = config.rollout.serving
     if serving.interrupt_updates is None:  # else nothing is in flight when an update comes
         serving = replace(serving, interrupt_updates=config.rollout.max_staleness > 0)
-    return ReplicaSet(spawn, config.rollout.replicas_per_gpu, serving)
+    return ReplicaSet(spawn, config.rollout.replicas_per_gpu, serving, republish=policy.give)
 
 
 async def open_policy(

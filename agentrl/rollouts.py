@@ -147,8 +147,11 @@ class _LocalWeights:
         self._sync = InprocWeightSync()
 
     async def publish(self, *, version: int) -> dict[str, Any]:
-        """Copy and verify; see :class:`InprocWeightSync`."""
-        return dict(await self._sync.publish(self._actor, self._ground.engine, version))
+        """Copy and verify; see :class:`InprocWeightSync`. Returns the engines' own figures too."""
+        policy, engine = self._ground.policy, self._ground.engine
+        policy.export, policy.version = self._actor.export_params, version
+        found = dict(await self._sync.publish(self._actor, engine, version))
+        return found | engine.metrics()
 
 
 @asynccontextmanager

@@ -1,0 +1,95 @@
+"""Whole runs that sample with vLLM's CPU build: they learn, and stop where weights go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl.config.load import load
+from agentrl.launch import open_trainer
+from agentrl.telemetry.run_dir import RunDir
+
+SOAK = bool(os.environ.get("AGENTRL_SOAK"))
+# The recipe of the first run, and a part of it that learns in a minute.
+LENGTH = (
+    []
+    if SOAK
+    else [
+        "model.warm_start.steps=400",
+        "trainer.total_steps=6",
+        "trainer.prompts_per_step=12",
+        "eval.val_tasks=0",
+        "eval.test_tasks=0",
+        "trainer.eval_every=0",
+    ]
+)
+SETTINGS = [
+    "env.id=code_sandbox",
+    "telemetry={trackers: [], report: false, quiet: true}",
+    *LENGTH,
+]
+pytestmark = [pytest.mark.xdist_group("training"), pytest.mark.timeout(3600 if SOAK else 300)]
+
+
+def train(path: Path, *overrides: str) -> list[dict[str, Any]]:
+    """Run to the end; returns the metrics of the steps."""
+
+    async def run() -> None:
+        config = load([*SETTINGS, f"trainer.run_dir={path}", *overrides])
+        async with open_trainer(config) as trainer:
+            await trainer.fit()
+
+    asyncio.run(run())
+    return [json.loads(line) for line in RunDir(path).metrics_path.open()]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[dict[str, Any]]]]:
+    """The same run on both engines, from one warm start."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("vllm")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AGENTRL_CACHE", str(folder / "cache"))
+        yield {
+            engine: train(folder / engine, f"rollout={engine}", "rollout.replicas_per_gpu=1")
+            for engine in ("hf", "vllm")
+        }
+    torch.set_num_threads(num_threads)
+
+
+def success(lines: list[dict[str, Any]]) -> list[float]:
+    return [line["success/mean"] for line in lines[1:]]
+
+
+def test_grpo_learns_on_vllm_as_it_does_on_transformers(
+    runs: dict[str, list[dict[str, Any]]],
+) -> None:
+    found = {engine: success(lines) for engine, lines in runs.items()}
+    last = {engine: sum(values[-2:]) / 2 for engine, values in found.items()}
+    for engine, values in found.items():
+        assert last[engine] > values[0] + (0.3 if SOAK else 0.05), found
+    assert abs(last["hf"] - last["vllm"]) < (0.05 if SOAK else 0.15), found
+
+
+def test_every_step_samples_the_weights_that_were_trained(
+    runs: dict[str, list[dict[str, Any]]],
+) -> None:
+    for line in runs["vllm"][1:]:
+        assert line["weight_sync/checksum_ok"] == 1.0
+        assert line["mismatch/logprob_abs_max"] < 1e-5
+        assert line["staleness/max"] == 0
+
+
+def test_the_engine_answers_the_questions_of_a_turn_from_its_cache(
+    runs: dict[str, list[dict[str, Any]]],
+) -> None:
+    hits = [line["serving/cache_hit_rate"] for line in runs["vllm"][1:]]
+    assert min(hits) > 0.3, hits
