@@ -84,6 +84,11 @@ class TensorSink:
 class ProcessSink:
     """A :class:`TensorSink` in another process.
 
+    Args:
+        specs: of the tensors.
+        device: where they lie there.
+        kind: of sink.
+
     Attributes:
         process: to be killed or stopped by a test.
         answer_timeout_s: for a call.
@@ -91,13 +96,19 @@ class ProcessSink:
 
     num_receivers = 1
 
-    def __init__(self, specs: Sequence[WeightSpec], *, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        specs: Sequence[WeightSpec],
+        *,
+        device: str = "cpu",
+        kind: type[TensorSink] = TensorSink,
+    ) -> None:
         self.answer_timeout_s = ANSWER_TIMEOUT_S
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._specs = list(specs)
         self.process: SpawnProcess = context.Process(
-            target=_serve, args=(theirs, self._specs, device), daemon=True
+            target=_serve, args=(theirs, kind, self._specs, device), daemon=True
         )
         self.process.start()
         theirs.close()
@@ -151,9 +162,11 @@ class ProcessSink:
         self.process.join(END_TIMEOUT_S)
 
 
-def _serve(pipe: Connection, specs: Sequence[WeightSpec], device: str) -> None:
+def _serve(
+    pipe: Connection, kind: type[TensorSink], specs: Sequence[WeightSpec], device: str
+) -> None:
     """Answer calls until the other side closes."""
-    sink = TensorSink(specs, device=device)
+    sink = kind(specs, device=device)
     while True:
         try:
             name, args = pipe.recv()
