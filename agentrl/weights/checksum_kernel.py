@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -95,19 +96,21 @@ def _short(run: Run) -> Iterator[Run]:
 def _launch(
     width: int, flat: bool, runs: Sequence[tuple[int, Run]], device: torch.device
 ) -> _Launch:
-    rows, blocks, slots = [], [], []
-    for number, (slot, run) in enumerate(runs):
-        bits = run.bits
-        rows.append([bits.data_ptr(), *bits.shape, *bits.stride(), run.first, run.row_stride])
-        num_blocks = -(-bits.numel() // _BLOCK)
-        blocks += [(number, block) for block in range(num_blocks)]
-        slots += [slot] * num_blocks
+    rows = [
+        [run.bits.data_ptr(), *run.bits.shape, *run.bits.stride(), run.first, run.row_stride]
+        for _, run in runs
+    ]
+    counts = np.array([-(-run.bits.numel() // _BLOCK) for _, run in runs])
+    numbers = np.repeat(np.arange(len(runs)), counts)
+    within = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
+    slots = np.array([slot for slot, _ in runs])[numbers]
+    blocks = np.stack([numbers, within], axis=1).astype(np.int32)
     return _Launch(
         width,
         flat,
         torch.tensor(rows, dtype=torch.int64, device=device),
-        torch.tensor(blocks, dtype=torch.int32, device=device),
-        torch.tensor(slots, dtype=torch.int64, device=device),
+        torch.from_numpy(blocks).to(device),
+        torch.from_numpy(slots).to(device),
     )
 
 
