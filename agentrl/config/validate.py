@@ -24,6 +24,7 @@ from agentrl.env.entries import mix_problems
 from agentrl.errors import ConfigError
 from agentrl.reward.checks import reward_problems
 from agentrl.rollout.config import FailurePolicy, TreeConfig
+from agentrl.rollout.serving.config import serving_problems
 
 if TYPE_CHECKING:
     from agentrl.config.schema import Config
@@ -55,6 +56,7 @@ def validate(config: Config) -> None:
         *_budgets(config),
         *reward_problems(config.reward, max_response_tokens=config.rollout.max_response_tokens),
         *_failure(config),
+        *serving_problems(config.rollout.serving),
         *cluster_problems(config),
         *_choices(config),
     ]

@@ -37,7 +37,7 @@ ENV = "env.id=guess_number"
         (["actor.lr=nan"], r"actor.lr=nan: must be a finite"),
         (["actor.lr=inf"], r"actor.lr=inf: must be a finite"),
         (["algo.loss_agg=token_mean"], r"did you mean token-mean"),
-        (["rollout.engine.id=vlm"], r"rollout.engine.id='vlm' is unknown; known: hf"),
+        (["rollout.engine.id=vlm"], r"rollout.engine.id='vlm' is unknown; did you mean vllm\?"),
         (["model.tool_parser=hermess"], r"did you mean hermes"),
         (["telemetry.trackers=[tensorbord]"], r"did you mean tensorboard"),
         (["cluster.kind=slurm"], r"cluster.kind='slurm' is unknown; known: local"),
@@ -129,3 +129,8 @@ def test_every_problem_is_named_at_once() -> None:
 )
 def test_settings_at_the_edge_of_what_works_are_not_refused(overrides: list[str]) -> None:
     load([ENV, *overrides])
+
+
+def test_serving_settings_that_cannot_work_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.serving\.max_requests=0"):
+        load([ENV, "rollout.serving.max_requests=0"])
