@@ -15,6 +15,9 @@ from typing import Any, cast
 
 from agentrl.agent.renderer import Renderer
 from agentrl.algo.config import CreditConfig
+from agentrl.bench.schedule_arms import Schedule, generate_by, turn_barrier
+from agentrl.bench.schedule_floor import WorkDone
+from agentrl.bench.short_episodes import ShortEpisodes
 from agentrl.dist.engine import TrainEngine
 from agentrl.env.config import EnvConfig
 from agentrl.env.entries import EnvEntry
@@ -22,13 +25,12 @@ from agentrl.rollout.buffer import Lookahead, RolloutBuffer, Verdict
 from agentrl.rollout.config import FailureConfig, RolloutConfig
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.feed import TaskFeed
-from agentrl.rollout.groups import GroupPlan, GroupRunner
+from agentrl.rollout.groups import GroupPlan, GroupRunner, RunSample
 from agentrl.rollout.producer import Producer
 from agentrl.rollout.serving.config import ServingConfig
 from agentrl.rollout.serving.replica_set import ReplicaSet
 from agentrl.rollout.stage import open_stage
 from agentrl.rollout.tasks import TaskStream
-from agentrl.bench.short_episodes import ShortEpisodes
 from agentrl.rollouts import OneOwner
 from agentrl.telemetry.meter import Meter
 from agentrl.telemetry.run_dir import RunDir
@@ -73,6 +75,8 @@ class ClockedRun:
     short_episodes: bool = False
     """Play only what an engine and a buffer see of an episode: for scales at which the agent loop's
     own work, the same for every turn, would take hours."""
+    schedule: Schedule = Schedule.ASYNC
+    """Others need ``short_episodes``, and no lookahead."""
     limits: RolloutConfig = field(
         default_factory=lambda: RolloutConfig(
             max_turns=64,
@@ -92,7 +96,10 @@ class ClockedResult:
     """Virtual, from the first dispatch to the end of the last step."""
     lines: list[dict[str, Any]]
     """Metrics of every step; ``timing_s/*`` are virtual."""
-    num_trajectories: int
+    work: WorkDone
+    """What was sampled."""
+    optimum_s: float
+    """In which the same could have been done."""
     busy_s: float
     """Seconds in which a replica had work, mean over replicas."""
 
@@ -100,6 +107,11 @@ class ClockedResult:
     def step_s(self) -> float:
         """Mean seconds per step."""
         return self.seconds / len(self.lines)
+
+    @property
+    def over_optimum(self) -> float:
+        """The time it took, as a multiple of the optimum."""
+        return self.seconds / self.optimum_s
 
     @property
     def staleness(self) -> float:
@@ -128,7 +140,8 @@ async def train_on_clock(run: ClockedRun, directory: Path) -> ClockedResult:
     )
     replicas = ReplicaSet(spawn, run.num_replicas, serving)
     await replicas.start()
-    parts = FakeParts(replicas, update_s=run.update_s)
+    work = WorkDone(run.engine, ClockEnv(**run.env).latency_s)
+    parts = FakeParts(replicas, work, update_s=run.update_s)
     try:
         async with _trainer(run, replicas, parts, directory) as trainer:
             started_s = loop.time()
@@ -139,7 +152,10 @@ async def train_on_clock(run: ClockedRun, directory: Path) -> ClockedResult:
     return ClockedResult(
         seconds=seconds,
         lines=parts.lines,
-        num_trajectories=parts.num_trajectories,
+        work=parts.work,
+        optimum_s=parts.work.optimum_s(
+            num_replicas=run.num_replicas, updates_s=[run.update_s] * run.num_steps
+        ),
         busy_s=sum(engine.counts.busy_s for engine in engines) / len(engines),
     )
 
@@ -170,7 +186,7 @@ async def _trainer(
             tool_parser="hermes",
         ) as stage:
             groups = GroupRunner(
-                ShortEpisodes(engine, run.env).play if run.short_episodes else stage.play,
+                _short(run, engine) if run.short_episodes else stage.play,
                 GroupPlan(purpose="train", num_samples=run.num_samples, temperature=1.0),
                 env_id=ENV,
                 failure=FailureConfig(),
@@ -210,6 +226,21 @@ async def _trainer(
         compute.close()
 
 
+def _short(run: ClockedRun, engine: RolloutEngine) -> RunSample:
+    parties = run.prompts_per_step * run.num_samples
+    return ShortEpisodes(
+        generate_by(
+            run.schedule,
+            engine,
+            batch=run.engine.num_slots * run.num_replicas,
+            parties=parties,
+        ),
+        engine.end_session,
+        run.env,
+        barrier=turn_barrier(run.schedule, parties),
+    ).play
+
+
 class FakeParts:
     """Everything of a run that computes or writes: it takes virtual time, or none.
 
@@ -219,9 +250,9 @@ class FakeParts:
 
     num_updates, num_skipped = 1, 0
 
-    def __init__(self, engine: RolloutEngine, *, update_s: float) -> None:
+    def __init__(self, engine: RolloutEngine, work: WorkDone, *, update_s: float) -> None:
         self.lines: list[dict[str, Any]] = []
-        self.num_trajectories = 0
+        self.work = work
         self._engine = engine
         self._update_s = update_s
 
@@ -231,8 +262,9 @@ class FakeParts:
         return {}
 
     def assemble(self, groups: Sequence[Any]) -> TrainBatch:
-        """Count, and pack for real."""
-        self.num_trajectories += sum(len(group.recorded) for group in groups)
+        """Count the work, and pack for real."""
+        for group in groups:
+            self.work.add(group.recorded)
         return assemble(groups, {ENV: CreditConfig()})
 
     def assign_credit(self, batch: TrainBatch) -> tuple[TrainBatch, dict[str, Any]]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.groups import Sample
 from agentrl.seeding import derive_seed
 from agentrl.testing.clock_env import ClockEnv
 from agentrl.types import (
+    GenerateFn,
     GenerateRequest,
     SamplingParams,
     Score,
@@ -34,18 +34,28 @@ class ShortEpisodes:
 
     Args:
         env: arguments of the environment.
+        barrier: where the episodes of a step wait for each other after every turn.
     """
 
-    def __init__(self, engine: RolloutEngine, env: Mapping[str, Any]) -> None:
-        self._engine = engine
+    def __init__(
+        self,
+        generate: GenerateFn,
+        end_session: Callable[[str], Awaitable[None]],
+        env: Mapping[str, Any],
+        *,
+        barrier: asyncio.Barrier | None = None,
+    ) -> None:
+        self._generate = generate
+        self._end_session = end_session
         self._env = ClockEnv(**env)
+        self._barrier = barrier
 
     async def play(self, sample: Sample) -> Trajectory:
         """Play one episode."""
         name = f"{sample.group_id}/{sample.sample_index}.{sample.attempt}"
         ids, versions, turns = [PROMPT_ID], [-1], list[Turn]()
         for index in range(self._env.num_turns):
-            generation = await self._engine.generate(
+            generation = await self._generate(
                 GenerateRequest(
                     prompt_ids=ids,
                     sampling=SamplingParams(
@@ -72,7 +82,9 @@ class ShortEpisodes:
                 )
             )
             await asyncio.sleep(self._env.latency_s(sample.seed, index))
-        await self._engine.end_session(name)
+            if self._barrier is not None:
+                await self._barrier.wait()
+        await self._end_session(name)
         return _trajectory(sample, name, ids, versions, turns, self._env.reward(sample.seed))
 
 
