@@ -28,6 +28,7 @@ class ServerProcess:
 
     def __init__(self, command: Sequence[str], log_path: str | None) -> None:
         self._command = list(command)
+        self._keeps_log = log_path is not None
         if log_path is None:
             handle, log_path = tempfile.mkstemp(prefix="agentrl-sglang-", suffix=".log")
             os.close(handle)
@@ -75,6 +76,7 @@ class ServerProcess:
         process = self._process
         if process is None:
             return
+        ran = process.returncode is None
         for number in (signal.SIGTERM, signal.SIGKILL):
             try:
                 os.killpg(process.pid, number)
@@ -86,6 +88,8 @@ class ServerProcess:
             except TimeoutError:
                 continue
         self._process = None
+        if ran and not self._keeps_log:  # of one that failed the log stays
+            self._log_path.unlink(missing_ok=True)
 
     def _log_end(self) -> str:
         try:
