@@ -305,7 +305,8 @@ class Turn:
     """Sampled in the trajectory that this one branched off from: no tokens of its own here
     (``start == end``), but its reward counts in the return."""
     timings_s: dict[str, float] = field(default_factory=dict)
-    """``generate``, ``tools``, ``env``."""
+    """``start``, from the beginning of the episode; ``generate``, ``tools``, ``env``, which follow
+    on each other."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -338,6 +339,8 @@ class Trajectory:
     branch_turn: int = 0
     """Turns before the branch; those are inherited. 0 for a branch at the first prompt too."""
     timings_s: dict[str, float] = field(default_factory=dict)
+    """``began``, on the monotonic clock of the machine that played it; ``total``, and sums of the
+    turns' and of what came before and after them: ``env``, ``generate``, ``tools``, ``reward``."""
 
     @property
     def failed(self) -> bool:

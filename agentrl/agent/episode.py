@@ -79,7 +79,7 @@ class EpisodeRun:
 
     async def play(self) -> Trajectory:
         """See :meth:`AgentLoop.run`."""
-        start = time.perf_counter()
+        start = self._timings_s["began"] = time.perf_counter()
         score: Score | None = None
         try:
             stop_reason = await self._guarded(self._converse_in_time())
@@ -228,7 +228,7 @@ class EpisodeRun:
             end=end,
             stop_reason=generation.stop_reason,
             anchor=self._anchor,
-            timings_s={"generate": generate_s},
+            timings_s={"start": begun - self._timings_s["began"], "generate": generate_s},
         )
         self._turns.append(turn)
         self._num_sampled += end - start
@@ -421,7 +421,8 @@ class EpisodeRun:
     def _trajectory(self, stop_reason: StopReason, score: Score | None, drift: int) -> Trajectory:
         request, record = self._request, self._conversation.record
         for turn in self._turns:
-            for name, seconds in turn.timings_s.items():
+            for name in turn.timings_s.keys() - {"start"}:
+                seconds = turn.timings_s[name]
                 self._timings_s[name] = self._timings_s.get(name, 0.0) + seconds
         return Trajectory(
             id=request.trajectory_id,
