@@ -24,8 +24,10 @@ import itertools
 import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -50,6 +52,20 @@ from agentrl.weights.served import ServedWeights, WeightSpec
 
 NO_WEIGHTS = -1
 """``policy_version`` of an engine that was given no weights."""
+
+
+_STARTING: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+
+
+def _turn_to_start(*, on_cpu: bool) -> AbstractAsyncContextManager[Any]:
+    """Wait until no other engine of this process starts on a GPU.
+
+    vLLM takes what is free on the GPU when it starts for what it may have, and dies where that
+    changes under it.
+    """
+    if on_cpu:
+        return nullcontext()
+    return _STARTING.setdefault(asyncio.get_running_loop(), asyncio.Lock())
 
 
 class VLLMEngine:
@@ -102,11 +118,12 @@ class VLLMEngine:
             on_message=self._requests.take, on_lost=self._lose, log_path=log_path
         )
         model_dir = self._directory / "model"
-        ready = await self._process.start(
-            make_setup(self.config, self._plan, model_dir),
-            env=child_environment(self.config, self._installed),
-            timeout_s=self.config.start_timeout_s,
-        )
+        async with _turn_to_start(on_cpu=self._installed.is_cpu):
+            ready = await self._process.start(
+                make_setup(self.config, self._plan, model_dir),
+                env=child_environment(self.config, self._installed),
+                timeout_s=self.config.start_timeout_s,
+            )
         shutil.rmtree(model_dir, ignore_errors=True)
         if self.config.sleep and not ready.can_sleep:
             await self.close()
