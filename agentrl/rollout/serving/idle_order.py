@@ -13,9 +13,9 @@ _SLACK = 64
 class IdleOrder:
     """The replicas that serve, by number of requests, the lowest number among equals.
 
-    A heap of what was true when it was noted: entries that no longer are, are skipped when they come
-    up, and thrown away together when they outnumber the replicas. A request costs the logarithm of
-    the number of replicas.
+    A heap of what was true when it was noted: entries that no longer are, are skipped when they
+    come up, and thrown away together when they outnumber the replicas. A request costs the
+    logarithm of the number of replicas.
     """
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
