@@ -22,6 +22,7 @@ from agentrl.dist.placement import PoolPlan, plan_pools
 from agentrl.dist.worker_group import LocalWorkerGroup, WorkerGroup
 from agentrl.model.load import LoadedModel, load_model
 from agentrl.plan import Plan
+from agentrl.rollout.engines.build import EngineSetup, hf_settings
 from agentrl.telemetry.run_dir import RunDir
 from agentrl.train.open_critic import open_trunk
 from agentrl.train.reference import keep_reference
@@ -56,6 +57,15 @@ def engine_specs(
         "seed": config.trainer.seed,
     }
     actor, critic = config.actor, config.critic
+    exact = None
+    if actor.exact:
+        exact = hf_settings(
+            EngineSetup(
+                model=None,
+                rollout=config.rollout,
+                deterministic=config.trainer.deterministic,
+            )
+        )
     steps = policy_steps(config, total_steps=plan.num_steps)
     specs = {
         "actor": EngineSpec(
@@ -65,6 +75,7 @@ def engine_specs(
             temperature=config.rollout.temperature,
             total_updates=steps * actor.epochs * actor.updates_per_step,
             lora=config.lora,
+            exact=exact,
             **common,
         )
     }
@@ -86,6 +97,7 @@ def engine_specs(
             config=actor,  # laid out as what it is compared with
             temperature=config.rollout.temperature,
             trainable=False,
+            exact=exact,
             **common,
         )
     return specs

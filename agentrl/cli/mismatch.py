@@ -32,9 +32,8 @@ def command(run: Path, step: int | None, threshold: float, top: int, as_json: bo
     the one that differs most.
     """
     from agentrl.errors import DataError
-    from agentrl.telemetry.divergence import run_divergences
+    from agentrl.telemetry.divergence import quiet_decoder, run_divergences
     from agentrl.telemetry.run_dir import RunDir
-    from agentrl.telemetry.token_view import TokenDecoder
 
     opened = RunDir(run)
     steps = opened.trajectory_steps()
@@ -42,11 +41,13 @@ def command(run: Path, step: int | None, threshold: float, top: int, as_json: bo
         if not steps:
             raise DataError(f"{str(run)!r} holds no trajectories; see trainer.trajectories")
         step = steps[-1]
-    tokenizer = opened.model_path / "tokenizer.json"
-    decoder = TokenDecoder(tokenizer) if tokenizer.is_file() else None
+    decoder = quiet_decoder(opened)
     found = run_divergences(opened, step, threshold=threshold, top=top, decoder=decoder)
     if as_json:
         click.echo(json.dumps({"step": step, "trajectories": [asdict(item) for item in found]}))
+        return
+    if not found:
+        click.echo(f"step {step}: the trainer has scored no token of what is stored")
         return
     click.echo(f"step {step}: {len(found)} trajectories, those furthest apart first")
     for item in found:
@@ -63,5 +64,6 @@ def _lines(item: TrajectoryDivergence, threshold: float) -> str:
 def _token(token: TokenDivergence) -> str:
     return (
         f"turn {token.turn + 1}, token {token.index}: {token.text!r} (id {token.token_id})  "
-        f"engine {token.engine:.5f}  trainer {token.trainer:.5f}  version {token.version}"
+        f"engine {token.engine:.5f}  trainer {token.trainer:.5f}  "
+        f"difference {token.difference:+.3g}  version {token.version}"
     )

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from agentrl.config.cluster import placement_of
+from agentrl.config.cluster import LOCAL, placement_of
 from agentrl.config.environments import credit_configs
-from agentrl.dist.config import CriticConfig, EngineConfig, PoolConfig
+from agentrl.dist.config import CriticConfig, EngineConfig, PoolConfig, Precision, Recompute
 from agentrl.dist.layout import MAX_RANKS, layout_problems
 from agentrl.dist.lora_checks import lora_problems
 from agentrl.dist.optimizer_checks import optimizer_problems
@@ -26,6 +26,7 @@ def engine_problems(config: Config) -> Iterable[str]:
     """Yield what is wrong with ``actor``, ``critic`` and ``lora``, one line each."""
     yield from _engine("actor", config.actor, config)
     yield from lora_problems(config.lora)
+    yield from _exact(config)
     try:
         estimators = [credit.advantage for credit in credit_configs(config).values()]
         has_critic = uses_critic(config)
@@ -104,6 +105,29 @@ def _engine(key: str, engine: EngineConfig, config: Config) -> Iterable[str]:
             f"{key}.updates_per_step={engine.updates_per_step} is more than the {sessions} "
             "trajectories of a step (trainer.prompts_per_step * rollout.n): "
             f"use at most {sessions}"
+        )
+
+
+def _exact(config: Config) -> Iterable[str]:
+    """Yield what keeps the actor from computing as the rollout engine does."""
+    actor, kwargs = config.actor, config.rollout.engine.kwargs
+    if not actor.exact:
+        return
+    conditions = {
+        "rollout=hf": config.rollout.engine.id == "hf",
+        "rollout.engine.kwargs.dtype=float32": kwargs.get("dtype", "float32") == "float32",
+        "trainer.deterministic=true": kwargs.get("deterministic", config.trainer.deterministic),
+        "cluster=local": config.cluster.kind == LOCAL,
+        "actor.precision=fp32": actor.precision is Precision.fp32,
+        "actor.recompute=none": actor.recompute is Recompute.none,
+        "actor.compile=false": not actor.compile,
+        "lora.rank=0": not config.lora.rank,
+    }
+    missing = [setting for setting, holds in conditions.items() if not holds]
+    if missing:
+        yield (
+            "actor.exact=true: the bits of the rollout engine can be had on its own terms only; "
+            f"set {', '.join(missing)}, or actor.exact=false"
         )
 
 

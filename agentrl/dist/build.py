@@ -14,6 +14,7 @@ from agentrl.dist.packed_model import Head
 from agentrl.dist.ranks import Ranks
 from agentrl.dist.stored_model import StoredModel
 from agentrl.model.load import LoadedModel
+from agentrl.rollout.engines.config import HFEngineConfig
 from agentrl.seeding import derive_seed
 
 
@@ -38,6 +39,8 @@ class EngineSpec:
     """A frozen engine keeps no gradients and no optimizer."""
     lora: LoraConfig = field(default_factory=LoraConfig)
     """With a rank above 0, adapters are trained in place of the weights."""
+    exact: HFEngineConfig | None = None
+    """Settings of the rollout engine whose operations the model is computed in; None: packed."""
     seed: int = 0
     """Of the run: that of torch's generators on a rank follows from it, and from the role."""
 
@@ -76,4 +79,5 @@ def build_engine(spec: EngineSpec, ranks: Ranks) -> FSDPEngine:
         deterministic=spec.deterministic,
         trainable=spec.trainable,
         adapters=adapters,
+        exact=spec.exact,
     )

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from agentrl.batch import Batch, RowView
 from agentrl.dist.micro_batch import dummy_batch, plan_trained_rows
-from agentrl.dist.scoring import TokenScorer
+from agentrl.dist.scoring import Scorer
 
 
 @torch.no_grad()
 def infer_batch(
-    scorer: TokenScorer,
+    scorer: Scorer,
     batch: Batch | RowView,
     *,
     tokens_per_micro_batch: int,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +17,14 @@ from agentrl.batch import Batch
 from agentrl.dist.layers import ROUND_TO
 from agentrl.dist.packed_model import PackedInputs, PackedModel, Share, pack, to_device
 from agentrl.dist.sequence_parallel import SequenceGroup
+
+
+class Scorer(Protocol):
+    """Scores trained tokens, with gradients where those are on."""
+
+    def __call__(self, batch: Batch, *, fields: Sequence[str]) -> dict[str, Tensor]:
+        """Return the ``fields`` asked for, float32 [N], 0 where not trained."""
+        ...
 
 
 class TokenScorer:

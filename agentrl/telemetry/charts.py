@@ -103,12 +103,7 @@ def charts(lines: Lines) -> list[Chart]:
         ),
         _stack(lines, "Time per step", step_timings, unit="s"),
         _stack(lines, "Stop reasons", stop_reasons, limits=(0.0, 1.0)),
-        _single(
-            lines,
-            "Engine–trainer log-prob gap",
-            {"mean absolute": "mismatch/logprob_abs_mean", "largest": "mismatch/logprob_abs_max"},
-            unit="nats",
-        ),
+        *_mismatch(lines),
         _single(
             lines,
             "Rollout correction",
@@ -199,6 +194,26 @@ def _advantage_by_turn(lines: Lines) -> Chart:
     if len({name for line in lines for name in _parts(line, prefix)}) < 2:
         return Chart(title=title, series=[])
     return _stack(lines, title, partial(_parts, prefix=prefix), limits=(0.0, 1.0))
+
+
+def _mismatch(lines: Lines) -> list[Chart]:
+    """How far engine and trainer are apart: overall, and where."""
+    return [
+        _single(
+            lines,
+            "Engine–trainer log-prob gap",
+            {"mean absolute": "mismatch/logprob_abs_mean", "largest": "mismatch/logprob_abs_max"},
+            unit="nats",
+        ),
+        _family(lines, "Engine–trainer gap by turn", "mismatch/by_turn/", unit="nats"),
+        _family(lines, "Engine–trainer gap by position", "mismatch/by_position/", unit="nats"),
+        _single(
+            lines,
+            "Engine–trainer KL by version",
+            {"present version": "mismatch/current/k3_kl", "older versions": "mismatch/stale/k3_kl"},
+            unit="nats",
+        ),
+    ]
 
 
 def _family(lines: Lines, title: str, prefix: str, *, unit: str = "") -> Chart:

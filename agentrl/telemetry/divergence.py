@@ -92,6 +92,14 @@ def run_divergences(
     return [_with_texts(item, decoder) for item in found] if decoder is not None else found
 
 
+def quiet_decoder(run: RunDir) -> TokenDecoder | None:
+    """Open the tokenizer of a run; None where it has none that can be used."""
+    try:
+        return TokenDecoder(run.model_path / "tokenizer.json")
+    except DataError:
+        return None
+
+
 def divergences(
     stored: Iterable[StoredTrajectory], *, threshold: float = DEFAULT_THRESHOLD
 ) -> Iterator[TrajectoryDivergence]:

@@ -24,6 +24,7 @@ from agentrl.telemetry import summary, svg
 from agentrl.telemetry.censoring import Fate, censoring_rows
 from agentrl.telemetry.charts import Lines, charts, env_label
 from agentrl.telemetry.console import duration
+from agentrl.telemetry.divergence import DEFAULT_THRESHOLD, quiet_decoder, run_divergences
 from agentrl.telemetry.evaluation import Interval, StratumResult, evaluate_strata, paired_gain
 from agentrl.telemetry.files import atomic_write
 from agentrl.telemetry.jsonl import read_metrics
@@ -40,6 +41,8 @@ from agentrl.telemetry.trajectory_io import read_trajectories
 from agentrl.types import Trajectory
 
 T = TypeVar("T")
+
+_MAX_DIVERGENCES = 5
 
 
 @dataclass(slots=True, kw_only=True)
@@ -110,6 +113,7 @@ def render_report(run_dir: str | Path | RunDir, *, seed: int = 0) -> Path:
         "environments": summary.environment_changes(lines),
         "totals": _totals(lines),
         "plots": [svg.plot(chart) for chart in charts(lines)],
+        "divergences": notices.guard(lambda: _divergences(run), None),
         "timings": summary.timing_rows(lines),
         "stops": summary.stop_rows(lines),
         "tools": summary.tool_rows(lines),
@@ -277,6 +281,15 @@ def _trajectories(run: RunDir, seed: int, notices: Notices) -> list[ShownTraject
         *notices.guard(lambda: newest_failure(run, decoder), []),
         *notices.guard(lambda: first_step_trajectory(run, decoder, chooser), []),
     ]
+
+
+def _divergences(run: RunDir) -> dict[str, Any] | None:
+    """Where engine and trainer part in the last step whose tokens the trainer has scored."""
+    steps = run.trajectory_steps()
+    if not steps:
+        return None
+    found = run_divergences(run, steps[-1], top=_MAX_DIVERGENCES, decoder=quiet_decoder(run))
+    return {"step": steps[-1], "rows": found, "threshold": DEFAULT_THRESHOLD} if found else None
 
 
 def _percent(fraction: float) -> str:

@@ -175,11 +175,15 @@ def _cell_html(cell: TokenCell) -> Markup:
         classes.append("part")
     if cell.logprob is not None:
         classes.append(f"p{_level(-cell.logprob, (0.05, 0.3, 1.0, 2.5))}")
-        data += [f"{cell.logprob:.4f}", str(cell.version), ""]
+        data += [f"{cell.logprob:.4f}", str(cell.version), "", ""]
     if cell.advantage is not None:
         sign = "n" if cell.advantage < 0 else "a"
         classes.append(f"{sign}{_level(abs(cell.advantage), (1e-9, 0.5, 1.0, 2.0))}")
         data[3] = f"{cell.advantage:.4f}"
+    if cell.logprob is not None and cell.trainer_logprob is not None:
+        difference = abs(cell.trainer_logprob - cell.logprob)
+        classes.append(f"d{_level(difference, (1e-5, 1e-2, 1e-1, 0.5))}")
+        data[4] = f"{cell.trainer_logprob:.4f}"
     return _CELL.format(" ".join(classes), Markup(' data-t="{}"').format("|".join(data)), cell.text)
 
 

@@ -35,6 +35,8 @@ class TokenCell:
     """Of sampled tokens, like the fields below."""
     version: int | None
     advantage: float | None
+    trainer_logprob: float | None = None
+    """Before the update; None where the trainer was not asked."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,7 +102,8 @@ def token_blocks(stored: StoredTrajectory, decoder: TokenDecoder) -> list[TokenB
     for index, segment in enumerate(stored.trajectory.segments):
         turns = [turn for turn in stored.trajectory.turns if turn.segment == index]
         advantages = None if stored.advantages is None else stored.advantages[index]
-        blocks += _segment_blocks(segment, turns, advantages, decoder)
+        scored = None if stored.trainer_logprobs is None else stored.trainer_logprobs[index]
+        blocks += _segment_blocks(segment, turns, advantages, scored, decoder)
     return blocks
 
 
@@ -118,6 +121,7 @@ def _segment_blocks(
     segment: Segment,
     turns: Sequence[Turn],
     advantages: np.ndarray | None,
+    scored: np.ndarray | None,
     decoder: TokenDecoder,
 ) -> list[TokenBlock]:
     ids = segment.ids.tolist()
@@ -143,6 +147,9 @@ def _segment_blocks(
                 version=int(segment.policy_version[position]) if sampled else None,
                 advantage=float(advantages[position])
                 if sampled and advantages is not None
+                else None,
+                trainer_logprob=float(scored[position])
+                if sampled and scored is not None and not np.isnan(scored[position])
                 else None,
             )
         )

@@ -198,6 +198,25 @@ def make_advantages(trajectories: Sequence[Trajectory]) -> dict[str, list[np.nda
     return advantages
 
 
+def make_trainer_logprobs(
+    trajectories: Sequence[Trajectory], *, seed: int, noise: float = 1e-6
+) -> dict[str, list[np.ndarray]]:
+    """The engine's log-probabilities with rounding of size ``noise``; NaN where none was sampled.
+
+    float32 [T] for each segment.
+    """
+    rng = np.random.default_rng(seed)
+    return {
+        trajectory.id: [
+            np.where(
+                part.loss_mask, part.logprobs + noise * rng.normal(size=len(part)), np.nan
+            ).astype(np.float32)
+            for part in trajectory.segments
+        ]
+        for trajectory in trajectories
+    }
+
+
 def _call_text(call: ToolCall) -> str:
     code = call.arguments["code"]
     return (

@@ -17,6 +17,7 @@ from agentrl.telemetry.tracker import TrackedRun
 from agentrl.testing.run_data import (
     make_advantages,
     make_task,
+    make_trainer_logprobs,
     make_trajectory,
     synthetic_tokenizer,
 )
@@ -159,7 +160,12 @@ def _train_step(
     members = [member for group in groups for member in group.trajectories]
     advantages = make_advantages(members)
     everything = members + [attempt for group in groups for attempt in group.discarded]
-    run.write_trajectories(step, everything, advantages=advantages)
+    run.write_trajectories(
+        step,
+        everything,
+        advantages=advantages,
+        trainer_logprobs=make_trainer_logprobs(members, seed=step),
+    )
     flat = {g.id for g in groups if len({m.total_reward for m in g.trajectories}) == 1}
     trained = {member.id for member in members if member.group_id not in flat}
     left = 1 - step / total
@@ -182,6 +188,8 @@ def _train_step(
         "actor/grad_norm": 0.3 + 0.5 * rng.random() + 0.4 * left,
         "actor/lr": 0.003 * min(1.0, step / 5),
         "mismatch/logprob_abs_mean": 2e-6 + 1e-6 * rng.random(),
+        "mismatch/by_turn/turn_1": 1e-6 + 1e-6 * rng.random(),
+        "mismatch/by_turn/turn_2": 3e-6 + 1e-6 * rng.random(),
         "timing_s/collect": collect,
         "timing_s/update": update,
         "timing_s/update/logprob": 0.3 * update,

@@ -18,6 +18,7 @@ from agentrl.batch import Batch, RowView
 from agentrl.dist.config import EngineConfig, Offload, Precision
 from agentrl.dist.determinism import require_deterministic_kernels
 from agentrl.dist.engine import LossFn, PendingSave
+from agentrl.dist.exact_scorer import ExactScorer
 from agentrl.dist.export import live_tensors, save_pretrained
 from agentrl.dist.inference import in_batch_order, infer_batch
 from agentrl.dist.lora import Adapters, WithoutAdapters, base_name
@@ -29,10 +30,11 @@ from agentrl.dist.optimizer import build_adamw, clip_gradient
 from agentrl.dist.packed_model import Head, to_device
 from agentrl.dist.ranks import Ranks, group_of_one
 from agentrl.dist.schedule import learning_rate
-from agentrl.dist.scoring import TokenScorer
+from agentrl.dist.scoring import Scorer, TokenScorer
 from agentrl.dist.sharding import ShardedModel, full_tensor
 from agentrl.dist.train_state import TrainState
 from agentrl.errors import ModelError, TrainingError
+from agentrl.rollout.engines.config import HFEngineConfig
 
 
 class FSDPEngine:
@@ -52,6 +54,8 @@ class FSDPEngine:
         deterministic: same inputs, same bits (on one machine and number of threads and ranks).
         trainable: False only reads: no optimizer, no gradients.
         adapters: of the model, where they are trained in its place.
+        exact: settings of the rollout engine whose operations and shapes the model is computed in;
+            None computes packed rows.
 
     Raises:
         ConfigError: the settings do not fit the number of ranks or of attention heads.
@@ -71,6 +75,7 @@ class FSDPEngine:
         deterministic: bool = True,
         trainable: bool = True,
         adapters: Adapters | None = None,
+        exact: HFEngineConfig | None = None,
     ) -> None:
         if deterministic:
             require_deterministic_kernels()
@@ -96,9 +101,13 @@ class FSDPEngine:
             if is_mixed or self.ranks.world_size > 1
             else None
         )
-        self._scorer = TokenScorer(
-            self._packed, temperature=temperature, group=self.ranks.sequence_group
-        )
+        self._scorer: Scorer
+        if exact is None:
+            group = self.ranks.sequence_group
+            self._scorer = TokenScorer(self._packed, temperature=temperature, group=group)
+        else:
+            assert self._sharded is None and adapters is None, "refused when settings are checked"
+            self._scorer = ExactScorer(model, exact, temperature=temperature)
         self._optimizer = build_adamw(self._packed, config) if trainable else None
         self._weights_shelf = HostShelf(self.ranks.device)
         self._moments_shelf = HostShelf(self.ranks.device)

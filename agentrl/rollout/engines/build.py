@@ -44,6 +44,19 @@ class EngineSetup:
         return config(**kwargs)
 
 
+def hf_settings(setup: EngineSetup) -> HFEngineConfig:
+    """Return the settings of the ``hf`` engine of a run.
+
+    Raises:
+        ConfigError: a keyword argument that it does not take.
+    """
+    return setup.settings(
+        HFEngineConfig,
+        max_context=setup.rollout.max_context_tokens,
+        deterministic=setup.deterministic,
+    )
+
+
 def build_hf(setup: EngineSetup) -> RolloutEngine:
     """Return an :class:`~agentrl.rollout.engines.hf.HFEngine` that owns the model.
 
@@ -53,11 +66,7 @@ def build_hf(setup: EngineSetup) -> RolloutEngine:
     """
     from agentrl.rollout.engines.hf import HFEngine
 
-    settings = setup.settings(
-        HFEngineConfig,
-        max_context=setup.rollout.max_context_tokens,
-        deterministic=setup.deterministic,
-    )
+    settings = hf_settings(setup)
     return HFEngine(copy.deepcopy(setup.model) if setup.copies else setup.model, settings)
 
 

@@ -96,7 +96,7 @@ class HFEngine:
         if self._pool is not None or self._closed:
             raise EngineError("the engine was started before; build a new one")
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hf-engine")
-        self._num_threads = _num_threads(self._model, self.config)
+        self._num_threads = threads_for(self._model, self.config)
         # As it will serve: the bits of a kernel may depend on the number of threads.
         loop, before = asyncio.get_running_loop(), torch.get_num_threads()
 
@@ -391,7 +391,8 @@ def _threads(count: int, before: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _num_threads(model: Any, config: HFEngineConfig) -> int:
+def threads_for(model: Any, config: HFEngineConfig) -> int:
+    """Return how many threads an engine computes with, called where torch has its usual number."""
     if config.num_threads is not None:
         return config.num_threads
     num_parameters = sum(parameter.numel() for parameter in model.parameters())

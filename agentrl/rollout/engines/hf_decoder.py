@@ -30,7 +30,7 @@ _SPARE_POSITIONS = 8
 """Columns behind the context: the first takes the writes of idle rows, and all of them keep the
 rows from lying a power of two apart, where they would compete for the same cache sets."""
 
-_KEY_BLOCK = 192
+KEY_BLOCK = 192
 """Keys summed by one product. A library splits a long sum by its length (MKL at 192), which would
 make the low bits depend on how many masked keys follow; blocks of our own do not."""
 
@@ -309,12 +309,12 @@ class StaticDecoder:
             num, _, chunk, _, _ = mask.shape
             scores.view(num, -1, chunk, self._rep, length).add_(mask)
         shares = torch.softmax(scores, dim=-1)
-        if length <= _KEY_BLOCK:
+        if length <= KEY_BLOCK:
             mixed = torch.bmm(shares, values)
         else:
-            mixed = torch.bmm(shares[:, :, :_KEY_BLOCK], values[:, :_KEY_BLOCK])
-            for start in range(_KEY_BLOCK, length, _KEY_BLOCK):
-                block = slice(start, start + _KEY_BLOCK)
+            mixed = torch.bmm(shares[:, :, :KEY_BLOCK], values[:, :KEY_BLOCK])
+            for start in range(KEY_BLOCK, length, KEY_BLOCK):
+                block = slice(start, start + KEY_BLOCK)
                 mixed.baddbmm_(shares[:, :, block], values[:, block])
         return mixed[:, :num_query]
 

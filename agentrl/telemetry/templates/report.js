@@ -33,12 +33,13 @@
   };
 
   const token = (event, cell) => {
-    const [id, logprob, version, advantage] = cell.dataset.t.split("|");
+    const [id, logprob, version, advantage, trainer] = cell.dataset.t.split("|");
     const role = roles[Number(cell.className.match(/\br(\d)/)[1])];
     const rows = [row("id", id), row("role", role)];
     if (logprob !== undefined) {
       const probability = (100 * Math.exp(Number(logprob))).toPrecision(3);
       rows.push(row("logprob", logprob + "  (" + probability + " %)"));
+      if (trainer) rows.push(row("logprob of the trainer", trainer));
       if (advantage) rows.push(row("advantage", advantage));
       rows.push(row("policy version", version));
     }

@@ -14,7 +14,11 @@ from agentrl.errors import DataError
 from agentrl.telemetry.report import render_report
 from agentrl.telemetry.report_trajectories import MAX_TOKENS
 from agentrl.telemetry.run_dir import RunDir
-from agentrl.telemetry.trajectory_io import read_trajectories, tokens_path
+from agentrl.telemetry.trajectory_io import (
+    read_trajectories,
+    tokens_path,
+    write_trajectories,
+)
 from agentrl.testing.run_data import make_task, make_trajectory
 from agentrl.testing.synthetic_run import write_synthetic_run
 from agentrl.types import StopReason, Task
@@ -91,7 +95,7 @@ def test_the_page_tells_what_happened(finished_run: RunDir) -> None:
         assert part in words, part
     shown = re.findall(r'class="why">([^<]*)<', html)
     assert [why for why in shown if why != "failed"] == ["best", "worst", "random", "first step"]
-    assert page.tags.count("svg") == 15
+    assert page.tags.count("svg") == 16
     _assert_safe(page)
 
 
@@ -144,7 +148,7 @@ def test_tokens_carry_what_training_saw(own_run: RunDir) -> None:
     tips = {value for tag, name, value in page.attributes if name == "data-t"}
     sampled = [tip.split("|") for tip in tips if "|" in tip]
     assert sampled and any("|" not in tip for tip in tips)
-    assert all(len(fields) == 4 and float(fields[1]) <= 0 for fields in sampled)
+    assert all(len(fields) == 5 and float(fields[1]) <= 0 for fields in sampled)
     shown = {int(tip.split("|")[0]) for tip in tips}
     (first, *_) = read_trajectories(own_run.trajectories_path(3))
     assert set(first.segments[0].ids[:10].tolist()) <= shown
@@ -252,3 +256,21 @@ def test_long_trajectories_are_cut_with_a_count(own_run: RunDir) -> None:
 
 def test_the_same_run_gives_the_same_page(own_run: RunDir) -> None:
     assert _render(own_run)[1] == _render(own_run)[1]
+
+
+def test_the_tokens_on_which_engine_and_trainer_part_are_named(own_run: RunDir) -> None:
+    page, html = _render(own_run)
+    assert "Engine against trainer" in page.words
+    assert "furthest apart first" in page.words
+    assert html.count(">largest</td>") == 5
+    # A sampled token of the viewer says both: id, engine, version, advantage, trainer.
+    cells = [value for _, name, value in page.attributes if name == "data-t" and "|" in value]
+    assert any(len(cell.split("|")) == 5 and cell.split("|")[4] for cell in cells)
+
+
+def test_a_run_that_measured_nothing_has_no_table_of_it(own_run: RunDir) -> None:
+    for step in own_run.trajectory_steps():
+        path = own_run.trajectories_path(step)
+        write_trajectories(path, read_trajectories(path))
+    page, _ = _render(own_run)
+    assert "Engine against trainer" not in page.words

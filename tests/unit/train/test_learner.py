@@ -31,7 +31,7 @@ from agentrl.testing.random_models import VOCAB, build
 from agentrl.testing.sessions import make_group, make_session
 from agentrl.train.assemble import TrainBatch, assemble
 from agentrl.train.learner import Learner
-from agentrl.types import Trajectory, TrajectoryGroup
+from agentrl.types import Score, Trajectory, TrajectoryGroup
 
 BUDGET = 10_000
 
@@ -332,3 +332,83 @@ def test_a_step_without_signal_is_empty_and_says_why(model: Any) -> None:
     assert batch.is_empty and "1 of 1 groups" in batch.why_empty
     nothing, _ = made.assign_credit(assemble([], {"e": algo}))
     assert nothing.is_empty
+
+
+def test_the_trainers_logprobs_of_the_first_mini_batch_come_with_the_update(model: Any) -> None:
+    algo = AlgoConfig()
+    made, engine = learner(model, algo, updates_per_step=2)
+    made.measure_mismatch(made.assign_credit(prepared(model, algo))[0], 0)  # the first step
+    batch, _ = made.assign_credit(prepared(model, algo, off=-0.25))
+    engine.inferred.clear()
+    assert made.measure_mismatch(batch, 0) == {}
+    metrics = made.update(batch, 0)
+    assert engine.inferred == []
+    assert metrics["mismatch/logprob_abs_mean"] == pytest.approx(0.25, abs=1e-4)
+    first, _ = engine.trained[0]
+    assert metrics["mismatch/num_tokens"] == int(first.tokens["loss_mask"].sum())
+    scored = [t for t in batch.sessions if t.id in batch.trainer_logprobs]
+    assert 0 < len(scored) < len(batch.sessions)  # of the second mini-batch nothing is known
+    for trajectory in scored:
+        (values,), (segment,) = batch.trainer_logprobs[trajectory.id], trajectory.segments
+        mask = segment.loss_mask
+        assert np.isnan(values[~mask]).all()
+        np.testing.assert_allclose(values[mask], segment.logprobs[mask] + 0.25, atol=1e-4)
+
+
+def test_the_first_step_is_measured_before_it_trains(model: Any) -> None:
+    algo = AlgoConfig()
+    made, engine = learner(model, algo)
+    batch, _ = made.assign_credit(prepared(model, algo, off=-0.25))
+    metrics = made.measure_mismatch(batch, 0)
+    assert metrics["mismatch/logprob_abs_mean"] == pytest.approx(0.25, abs=1e-4)
+    assert engine.trained == [] and engine.inferred == [("logprobs",)]
+
+
+def test_a_step_that_trains_nothing_is_measured_too(model: Any) -> None:
+    algo = AlgoConfig()
+    made, engine = learner(model, algo)
+    made.measure_mismatch(made.assign_credit(prepared(model, algo))[0], 0)
+    groups = groups_of(model, off=-0.25)
+    for member in groups[0].trajectories + groups[1].trajectories:
+        member.score = Score(reward=1.0, success=True)
+    batch, _ = made.assign_credit(assemble(groups, {"e": algo}))
+    assert batch.batch is None
+    metrics = made.measure_mismatch(batch, 0)
+    assert metrics["mismatch/logprob_abs_mean"] == pytest.approx(0.25, abs=1e-4)
+    assert set(batch.trainer_logprobs) == {member.id for member in batch.sessions}
+
+
+def test_what_the_decoupled_mode_scores_is_measured_whole_before_it_rejects(model: Any) -> None:
+    rule = RejectConfig(statistic="token_k2", high=0.01)
+    algo = AlgoConfig(
+        old_logprobs=OldLogprobs.recompute, correction=CorrectionConfig(reject=[rule])
+    )
+    made, engine = learner(model, algo)
+    groups = groups_of(model)
+    victim = groups[0].trajectories[0].segments[0]
+    victim.logprobs[3] -= 1.5  # the second of its sampled tokens
+    batch, _ = made.assign_credit(assemble(groups, {"e": algo}))
+    metrics = made.measure_mismatch(batch, 0)
+    assert engine.inferred == [("logprobs",)]
+    assert metrics["mismatch/logprob_abs_max"] == pytest.approx(1.5, abs=1e-4)
+    assert metrics["mismatch/num_tokens"] == sum(t.num_sampled_tokens for t in batch.sessions)
+    assert metrics["mismatch/by_turn/turn_1"] > 0.01 > 1e-4 > metrics["mismatch/by_turn/turn_2"]
+    assert "mismatch/k3_kl" not in made.update(batch, 0)
+
+
+def test_tokens_of_older_versions_are_told_apart(model: Any) -> None:
+    algo = AlgoConfig()
+    made, _ = learner(model, algo)
+    groups = groups_of(model)
+    for member in groups[1].trajectories:
+        (segment,) = member.segments
+        segment.policy_version = np.where(segment.loss_mask, 5, -1).astype(np.int32)
+        segment.logprobs = np.where(segment.loss_mask, segment.logprobs - 0.5, 0).astype(np.float32)
+    for member in groups[0].trajectories:
+        (segment,) = member.segments
+        segment.policy_version = np.where(segment.loss_mask, 7, -1).astype(np.int32)
+    batch, _ = made.assign_credit(assemble(groups, {"e": algo}))
+    metrics = made.measure_mismatch(batch, 7)
+    assert metrics["mismatch/stale/logprob_abs_mean"] == pytest.approx(0.5, abs=1e-4)
+    assert metrics["mismatch/current/logprob_abs_max"] < 1e-4
+    assert metrics["mismatch/current_fraction"] == 0.5

@@ -92,9 +92,7 @@ class Parts:
         self.events.append("training")
         yield
 
-    def save(
-        self, step: int, parts: Any, progress: dict[str, Any], *, score: float | None
-    ) -> None:
+    def save(self, step: int, parts: Any, progress: dict[str, Any], *, score: float | None) -> None:
         assert parts["actor"] is self
         waiting = parts.get("waiting")
         self.lines_saved.append([] if waiting is None else waiting.save(self.tmp_path).places)
@@ -391,3 +389,56 @@ def test_a_run_of_which_every_update_was_skipped_is_no_success(tmp_path: Path) -
     with pytest.raises(TrainingError, match="nothing was trained: all 2 updates"):
         fit(parts, total_steps=1, eval_every=0)
     assert parts.saved, "the checkpoint is there to look at"
+
+
+def start(value: float, **more: float) -> dict[str, float]:
+    """What the first step measured before its update."""
+    return {"mismatch/k3_kl": 0.01, "mismatch/exp_abs_mean": value, **more}
+
+
+def test_a_first_step_with_a_mismatch_trains_nothing_and_leaves_its_tokens(tmp_path: Path) -> None:
+    parts = Parts(tmp_path)
+    parts.measured = start(1.06)
+    with pytest.raises(TrainingError, match=r"factor of 1.06 .*max_start_mismatch=1.05.*agentrl"):
+        fit(parts, total_steps=9)
+    assert not [event for event in parts.events if event.startswith("update")]
+    assert RunDir(tmp_path / "run").trajectory_steps() == [1]
+    parts = Parts(tmp_path / "again")
+    parts.measured = start(1.06)
+    fit(parts, total_steps=1, failure=FailureConfig(max_start_mismatch=1.1))
+
+
+@pytest.mark.parametrize("value", [1.0 + 1e-9, float("nan")])
+def test_a_limit_of_1_allows_no_difference_at_the_start(tmp_path: Path, value: float) -> None:
+    strict = FailureConfig(max_start_mismatch=1.0)
+    parts = Parts(tmp_path / "equal")
+    parts.measured = start(1.0)
+    fit(parts, total_steps=1, failure=strict)
+    parts = Parts(tmp_path / "other")
+    parts.measured = start(value)
+    with pytest.raises(TrainingError, match="max_start_mismatch=1:"):
+        fit(parts, total_steps=1, failure=strict)
+
+
+def test_tokens_of_older_versions_alone_do_not_stop_the_first_step(tmp_path: Path) -> None:
+    parts = Parts(tmp_path)
+    parts.measured = start(1.4, **{"mismatch/current_fraction": 0.0})
+    fit(parts, total_steps=1)
+    parts = Parts(tmp_path / "mixed")
+    mixed = {"mismatch/current_fraction": 0.5, "mismatch/current/exp_abs_mean": 1.3}
+    parts.measured = start(1.4, **mixed)
+    with pytest.raises(TrainingError, match="factor of 1.3 "):
+        fit(parts, total_steps=1)
+
+
+def test_later_steps_with_a_mismatch_are_warned_of_once_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    parts = Parts(tmp_path)
+    good, bad = ({"actor/updates": 1, **start(value)} for value in (1.01, 1.2))
+    parts.metrics = [good, bad, good, bad]
+    progress = fit(parts, total_steps=4, eval_every=0)
+    counts = [line["mismatch/warnings"] for _, line in parts.lines if "step" in line]
+    assert counts == [0, 1, 1, 2] and progress.mismatch_warnings == 2
+    (record,) = [r for r in caplog.records if r.levelname == "WARNING"]
+    assert "step 2:" in record.message and "factor of 1.2 " in record.message
