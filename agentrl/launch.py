@@ -24,10 +24,10 @@ from agentrl.config.schema import Config
 from agentrl.dist.build import EngineSpec
 from agentrl.dist.group_engine import GroupEngine
 from agentrl.engines import engine_specs, open_engines
-from agentrl.errors import ConfigError
 from agentrl.memory_plan import check_memory, keep_plan, sleep_level
 from agentrl.plan import TRAIN, Plan, fit_to_model, make_plan
 from agentrl.resume import claimed_run_dir, restore
+from agentrl.resuming import refuse_finished
 from agentrl.rollout.buffer import Lookahead, RolloutBuffer, Verdict
 from agentrl.rollout.config import Stragglers
 from agentrl.rollout.groups import is_trainable
@@ -69,12 +69,9 @@ async def train(config: Config, *, announce: Callable[[str], None] = logger.info
     """
     async with open_trainer(config, announce=announce) as trainer:
         path = trainer.run_dir.path
-        if trainer.step >= trainer.config.total_steps:
-            setting = "total_steps" if config.trainer.epochs is None else "epochs"
-            raise ConfigError(
-                f"the run {str(path)!r} has finished: it stands at step {trainer.step} of "
-                f"{trainer.config.total_steps}; raise trainer.{setting} to go on"
-            )
+        refuse_finished(
+            config, str(path), step=trainer.step, total_steps=trainer.config.total_steps
+        )
         announce(f"run directory: {path}")
         how_to_go_on = f"go on from its last checkpoint with: agentrl train --resume {path}"
         with stop_on_sigterm(
@@ -93,11 +90,12 @@ async def open_trainer(
     config: Config, *, announce: Callable[[str], None] = logger.info
 ) -> AsyncIterator[Trainer]:
     """Build a trainer, restored where ``trainer.resume`` says so; leaving closes every part."""
-    plan = make_plan(config)
-    memory = check_memory(config, quiet=config.telemetry.quiet)
     async with AsyncExitStack() as stack:
+        # First what files alone can tell: nobody reads a plan of a run that cannot be written.
         run_dir = stack.enter_context(claimed_run_dir(config))
         run_dir.refuse_unwritable()
+        plan = make_plan(config)
+        memory = check_memory(config, quiet=config.telemetry.quiet)
         open_rollouts = open_local if config.cluster.kind == LOCAL else open_cluster
         settled = replace(config.rollout, sleep_level=sleep_level(config, memory))
         rollouts = await stack.enter_async_context(

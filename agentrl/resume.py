@@ -3,71 +3,31 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from typing import Any
 
-from agentrl.config.load import from_yaml, load, to_dict
+from agentrl.config.load import to_dict
 from agentrl.config.schema import Config
-from agentrl.dist.config import Schedule
 from agentrl.dist.engine import TrainEngine
 from agentrl.env.entries import run_label
-from agentrl.errors import CheckpointError, ConfigError
+from agentrl.errors import CheckpointError
+from agentrl.resuming import REORDER_ON_RESUME, refuse_another_training
 from agentrl.rollout.buffer import Lookahead, Slot
 from agentrl.rollout.feed import TaskFeed, check_keys
 from agentrl.telemetry.jsonl import missing_steps
 from agentrl.telemetry.run_dir import RunDir
 from agentrl.train.checkpoint import Checkpoint, CheckpointStore
 from agentrl.train.learner import Learner
-from agentrl.train.open_model import run_config_path
 from agentrl.train.progress import Progress
 from agentrl.train.provenance import provenance
 from agentrl.train.rng_state import restore_rng
-from agentrl.train.settings import changed_settings, is_among, refuse_changed_settings
+from agentrl.train.settings import changed_settings, is_among
 from agentrl.train.waiting import read_waiting
 
 logger = logging.getLogger(__name__)
-
-# Settings that a resumed run may change: they decide where and how long, not what is trained.
-FREE_ON_RESUME = (
-    "trainer.save_every",
-    "trainer.keep_last",
-    "trainer.keep_best",
-    "trainer.grace_s",
-    "trainer.run_dir",
-    "trainer.resume",
-    "trainer.force_resume",
-    "trainer.trajectories",
-    "telemetry.",
-    "sandbox.max_open",
-    "sandbox.create_timeout_s",
-    "rollout.collect_timeout_s",
-    "rollout.workers",
-    "cluster.",
-    "placement.",
-    "weight_sync.",
-)
-# Settings that leave what is computed as it is, but add its numbers up in another order.
-REORDER_ON_RESUME = (
-    "placement.",
-    "cluster.",
-    "rollout.workers",
-    "trainer.num_threads",
-    "model.device",
-    *(
-        f"{role}.{name}"
-        for role in ("actor", "critic")
-        for name in (
-            "tokens_per_micro_batch",
-            "recompute",
-            "offload",
-            "compile",
-            "shard_size",
-            "sequence_parallel",
-        )
-    ),
-)
 
 
 @contextmanager
@@ -87,27 +47,6 @@ def claimed_run_dir(config: Config) -> Iterator[RunDir]:
     finally:
         run_dir.close()
         run_dir.remove_if_empty()
-
-
-def resumed_config(run: str, overrides: Sequence[str]) -> Config:
-    """Return the configuration of a run directory, with ``overrides`` on top, to resume it.
-
-    Raises:
-        ConfigError: it is no run directory, or another one is to be written or resumed.
-    """
-    path = run_config_path(run)
-    if not path.is_file():
-        raise ConfigError(f"{run!r} is no run directory: it has no config.yaml")
-    base = from_yaml(path)
-    base.trainer.resume = run
-    base.trainer.run_dir = None  # where the run began; it may have been moved since
-    config = load(overrides, base=base)
-    if config.trainer.resume != run:
-        raise ConfigError(
-            f"trainer.resume={config.trainer.resume!r} with --resume {run}: which run is meant? "
-            "Leave one of them out"
-        )
-    return config
 
 
 def restore(
@@ -138,7 +77,7 @@ def restore(
         run_dir.rewind(-1)
         return Progress(), []
     if not config.trainer.force_resume:
-        _refuse_another_training(checkpoint.config, config)
+        refuse_another_training(checkpoint.config, config)
     _tell_what_changes_bits(checkpoint, config)
     progress = read_progress(checkpoint.progress, step=checkpoint.step)
     if missing := missing_steps(run_dir.metrics_path, through=checkpoint.step):
@@ -161,18 +100,10 @@ def restore(
     return progress, line
 
 
-def _refuse_another_training(saved: Mapping[str, Any], config: Config) -> None:
-    # A longer run is the same run only where the learning rate does not depend on its length.
-    constant = all(e.schedule is Schedule.constant for e in (config.actor, config.critic))
-    length = ("trainer.total_steps", "trainer.epochs") if constant else ()
-    free = (*FREE_ON_RESUME, *REORDER_ON_RESUME, *length)
-    refuse_changed_settings(saved, to_dict(config), free=free)
-
-
 def _tell_what_changes_bits(checkpoint: Checkpoint, config: Config) -> None:
     """Log what may make the last digits differ from those of a run that was never stopped."""
     settings = changed_settings(checkpoint.config, to_dict(config))
-    names = [name for name in settings if is_among(name, REORDER_ON_RESUME)]
+    names = _whole_pools(name for name in settings if is_among(name, REORDER_ON_RESUME))
     now = provenance()
     names += [name for name, was in checkpoint.versions.items() if now.get(name) != was]
     if names:
@@ -183,6 +114,12 @@ def _tell_what_changes_bits(checkpoint: Checkpoint, config: Config) -> None:
             ", ".join(names),
             checkpoint.step,
         )
+
+
+def _whole_pools(names: Iterable[str]) -> list[str]:
+    """Name a pool once, however many of its settings differ: mostly the pool is new or gone."""
+    found = (re.sub(r"^(placement\.pools\.[^.]+)\..*", r"\1", name) for name in names)
+    return list(dict.fromkeys(found))
 
 
 def read_progress(state: Mapping[str, Any], *, step: int) -> Progress:

@@ -23,7 +23,7 @@ def command(env_id: str | None, resume: str | None, overrides: tuple[str, ...]) 
     agentrl train --resume runs/code_sandbox-20260101-1
     """
     from agentrl.config.load import load
-    from agentrl.resume import resumed_config
+    from agentrl.resuming import resumed_config
 
     settings = with_env(overrides, env_id)
     config = load(settings) if resume is None else resumed_config(resume, settings)

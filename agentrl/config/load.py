@@ -40,6 +40,20 @@ def load(overrides: Sequence[str], *, base: Config | None = None) -> Config:
     Raises:
         ConfigError: an unknown key, a wrong type, or settings that contradict each other.
     """
+    config = composed(overrides, base=base)
+    validate(config)
+    return config
+
+
+def composed(overrides: Sequence[str], *, base: Config | None = None) -> Config:
+    """Compose a configuration whose settings have not been checked against each other.
+
+    Args:
+        overrides, base: as of :func:`load`.
+
+    Raises:
+        ConfigError: an unknown key, or a wrong type.
+    """
     try:
         config = _composed(overrides, base)
     except (ValueError, RecursionError) as error:  # a number of 5000 digits, 500 brackets
@@ -48,7 +62,6 @@ def load(overrides: Sequence[str], *, base: Config | None = None) -> Config:
         keys = given_keys(overrides)
         given = [name for name in LENGTHS if f"rollout.{name}" in keys]
         config.rollout = fitted(config.rollout, given=given)
-    validate(config)
     return config
 
 

@@ -33,22 +33,32 @@ def is_among(key: str, names: tuple[str, ...]) -> bool:
 
 
 def refuse_changed_settings(
-    saved: Mapping[str, Any], current: Mapping[str, Any], *, free: tuple[str, ...] = ()
+    saved: Mapping[str, Any],
+    current: Mapping[str, Any],
+    *,
+    free: tuple[str, ...] = (),
+    why: Mapping[str, str] | None = None,
 ) -> None:
     """Refuse to resume with settings that would train something else.
+
+    Args:
+        why: dotted key -> what makes a setting change the training, where nobody would guess.
 
     Raises:
         CheckpointError: names every setting with both values.
     """
     changed = changed_settings(saved, current, free=free)
-    if changed:
-        listed = "; ".join(
-            f"{key} was {old!r} and is now {new!r}" for key, (old, new) in changed.items()
-        )
-        raise CheckpointError(
-            f"the checkpoint was made with other settings: {listed}. Use the old values, start a "
-            "new run, or set trainer.force_resume=true to go on all the same"
-        )
+    if not changed:
+        return
+    reasons = dict.fromkeys((why or {})[key] for key in changed if key in (why or {}))
+    listed = "; ".join(
+        f"{key} was {old!r} and is now {new!r}" for key, (old, new) in changed.items()
+    )
+    because = "".join(f" ({reason})" for reason in reasons)
+    raise CheckpointError(
+        f"the checkpoint was made with other settings: {listed}{because}. Use the old values, "
+        "start a new run, or set trainer.force_resume=true to go on all the same"
+    )
 
 
 def _same(one: Any, other: Any) -> bool:

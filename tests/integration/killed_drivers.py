@@ -22,7 +22,7 @@ from pathlib import Path
 
 from agentrl.config.load import load
 from agentrl.launch import open_trainer
-from agentrl.resume import resumed_config
+from agentrl.resuming import resumed_config
 from agentrl.train.manifest import step_of
 
 DEADLINE_S = 120.0

@@ -14,7 +14,7 @@ import torch
 
 from agentrl.config.load import load
 from agentrl.launch import open_trainer
-from agentrl.resume import resumed_config
+from agentrl.resuming import resumed_config
 from agentrl.telemetry.run_dir import RunDir
 from agentrl.train.trainer import Trainer
 

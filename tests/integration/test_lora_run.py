@@ -21,7 +21,7 @@ from agentrl.dist.lora import is_adapter
 from agentrl.dist.sharded_state import stored_tensors
 from agentrl.errors import CheckpointError
 from agentrl.launch import open_trainer
-from agentrl.resume import resumed_config
+from agentrl.resuming import resumed_config
 from agentrl.telemetry.run_dir import RunDir
 
 SETTINGS = [

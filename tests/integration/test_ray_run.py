@@ -24,7 +24,7 @@ from agentrl.config.load import load
 from agentrl.dist.ray_cluster import ray_cluster
 from agentrl.errors import WorkerLost
 from agentrl.launch import open_trainer
-from agentrl.resume import resumed_config
+from agentrl.resuming import resumed_config
 from agentrl.telemetry.run_dir import RunDir
 from agentrl.train.open_model import open_run_model
 from agentrl.train.trainer import Trainer

@@ -12,7 +12,8 @@ import pytest
 
 from agentrl.config.load import load, to_dict
 from agentrl.errors import CheckpointError
-from agentrl.resume import FREE_ON_RESUME, REORDER_ON_RESUME, read_progress, restore
+from agentrl.resume import read_progress, restore
+from agentrl.resuming import FREE_ON_RESUME, REORDER_ON_RESUME
 from agentrl.rollout.buffer import Lookahead
 from agentrl.train.checkpoint import CheckpointStore
 from agentrl.train.progress import Progress

@@ -14,7 +14,7 @@ import yaml
 from agentrl.cli.main import cli, main
 from agentrl.config.load import load, to_dict
 from agentrl.errors import EnvError
-from agentrl.resume import resumed_config
+from agentrl.resuming import resumed_config
 
 
 class Shell:

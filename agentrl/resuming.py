@@ -1,0 +1,164 @@
+"""Which run goes on, and under which settings it may: read from its files, before anything heavy.
+
+Loads no torch: a run that cannot be resumed as asked is refused at once. What checkpoints hold is
+compared again, checksums included, when they are loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrl.config.load import composed, from_yaml, to_dict
+from agentrl.config.schema import Config
+from agentrl.config.validate import validate
+from agentrl.dist.config import Schedule
+from agentrl.errors import CheckpointError, ConfigError
+from agentrl.train.settings import refuse_changed_settings
+
+CONFIG_FILE = "config.yaml"
+# Settings that a resumed run may change: they decide where and how long, not what is trained.
+FREE_ON_RESUME = (
+    "trainer.save_every",
+    "trainer.keep_last",
+    "trainer.keep_best",
+    "trainer.grace_s",
+    "trainer.run_dir",
+    "trainer.resume",
+    "trainer.force_resume",
+    "trainer.trajectories",
+    "telemetry.",
+    "sandbox.max_open",
+    "sandbox.create_timeout_s",
+    "rollout.collect_timeout_s",
+    "rollout.workers",
+    "cluster.",
+    "placement.",
+    "weight_sync.",
+)
+# Settings that leave what is computed as it is, but add its numbers up in another order.
+REORDER_ON_RESUME = (
+    "placement.",
+    "cluster.",
+    "rollout.workers",
+    "trainer.num_threads",
+    "model.device",
+    *(
+        f"{role}.{name}"
+        for role in ("actor", "critic")
+        for name in (
+            "tokens_per_micro_batch",
+            "recompute",
+            "offload",
+            "compile",
+            "shard_size",
+            "sequence_parallel",
+        )
+    ),
+)
+_LENGTH = ("trainer.total_steps", "trainer.epochs")
+_CHECKPOINT = re.compile(r"step_(\d{6,})")
+
+
+def resumed_config(run: str, overrides: Sequence[str]) -> Config:
+    """Return the configuration of a run directory, with ``overrides`` on top, to resume it.
+
+    Raises:
+        ConfigError: it is no run directory or has finished, or another one is to be written or
+            resumed.
+        CheckpointError: the run was trained with other settings.
+    """
+    path = Path(run) / CONFIG_FILE
+    if not path.is_file():
+        raise ConfigError(f"{run!r} is no run directory: it has no {CONFIG_FILE}")
+    base = from_yaml(path)
+    base.trainer.resume = run
+    base.trainer.run_dir = None  # where the run began; it may have been moved since
+    config = composed(overrides, base=base)
+    if config.trainer.resume != run:
+        raise ConfigError(
+            f"trainer.resume={config.trainer.resume!r} with --resume {run}: which run is meant? "
+            "Leave one of them out"
+        )
+    step, saved = _newest_checkpoint(Path(run))
+    if saved and not config.trainer.force_resume:
+        refuse_another_training(saved, config)
+    total = config.trainer.total_steps
+    if config.trainer.epochs is None and step >= total and _is_sound(Path(run), step):
+        refuse_finished(config, run, step=step, total_steps=total)
+    validate(config)
+    return config
+
+
+def refuse_finished(config: Config, run: str, *, step: int, total_steps: int) -> None:
+    """Refuse to go on with a run that stands at its last step.
+
+    Raises:
+        ConfigError: it does; says what would make it longer.
+    """
+    if step < total_steps or not step:
+        return
+    setting = "total_steps" if config.trainer.epochs is None else "epochs"
+    scheduled = ", ".join(_scheduled(config))
+    force = f" and set trainer.force_resume=true, since {scheduled} depends on the length"
+    raise ConfigError(
+        f"the run {run!r} has finished: it stands at step {step} of {total_steps}; raise "
+        f"trainer.{setting} to go on{force if scheduled else ''}"
+    )
+
+
+def refuse_another_training(saved: Mapping[str, Any], config: Config) -> None:
+    """Refuse settings that would train something else than those a checkpoint was made with.
+
+    Raises:
+        CheckpointError: names each with both values, and why the length of a run is one of them.
+    """
+    # A longer run is the same run only where the learning rate does not depend on its length.
+    scheduled = " and ".join(_scheduled(config))
+    free = (*FREE_ON_RESUME, *REORDER_ON_RESUME, *(() if scheduled else _LENGTH))
+    why = f"{scheduled} makes the learning rate of every step depend on the length of the run"
+    refuse_changed_settings(saved, to_dict(config), free=free, why=dict.fromkeys(_LENGTH, why))
+
+
+def _scheduled(config: Config) -> Iterator[str]:
+    """Yield the schedules of learning rates that depend on the length of the run."""
+    for role, engine in (("actor", config.actor), ("critic", config.critic)):
+        if engine.schedule is not Schedule.constant:
+            yield f"{role}.schedule={engine.schedule}"
+
+
+def _newest_checkpoint(run: Path) -> tuple[int, Mapping[str, Any]]:
+    """Return step and settings of the newest checkpoint, as far as they can be read.
+
+    0 and nothing where there is none. A damaged one is found when it is loaded.
+    """
+    folder = run / "checkpoints"
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    steps = [int(match[1]) for match in map(_CHECKPOINT.fullmatch, names) if match]
+    if not steps:
+        return 0, {}
+    step = max(steps)
+    try:
+        text = (_checkpoint(run, step) / "state.json").read_text(encoding="utf-8")
+        config = json.loads(text)["config"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return 0, {}
+    return (step, config) if isinstance(config, dict) else (0, {})
+
+
+def _is_sound(run: Path, step: int) -> bool:
+    """Whether a run may be said to stand at this checkpoint, and does not go back before it."""
+    from agentrl.train.manifest import verify  # loads torch: only where it decides
+
+    try:
+        verify(_checkpoint(run, step))
+    except CheckpointError:
+        return False
+    return True
+
+
+def _checkpoint(run: Path, step: int) -> Path:
+    return run / "checkpoints" / f"step_{step:06d}"

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from agentrl.config.load import load, to_dict
+from agentrl.errors import AgentRLError, CheckpointError, ConfigError
+from agentrl.resume import _whole_pools
+from agentrl.resuming import resumed_config
+from agentrl.train.checkpoint import CheckpointStore
+
+BASE = ["env.id=guess_number", "trainer.total_steps=4"]
+
+
+def run_at(path: Path, step: int, *settings: str) -> str:
+    """Write what a run leaves of its settings and its newest checkpoint."""
+    config = to_dict(load([*BASE, *settings]))
+    path.mkdir()
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    store = CheckpointStore(path / "checkpoints", config=config)
+    store.save(step, {}, {"step": step}, score=None)
+    store.flush()
+    return str(path)
+
+
+def test_a_run_goes_on_with_its_settings_and_those_that_may_change(tmp_path: Path) -> None:
+    run = run_at(tmp_path / "run", 2)
+    config = resumed_config(run, ["trainer.save_every=3"])
+    assert config.trainer.resume == run and config.trainer.save_every == 3
+    assert config.env.id == "guess_number"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["actor.lr=0.5"], r"actor.lr was 0.0005 and is now 0.5"),
+        (["trainer.total_steps=9"], r"is now 9 \(actor.schedule=linear makes the learning rate"),
+        (["trainer.resume=other"], "which run is meant"),
+        (["actor.recompute=some"], "actor.recompute"),
+    ],
+)
+def test_what_files_alone_can_tell_is_refused_before_torch_loads(
+    tmp_path: Path, changes: list[str], said: str
+) -> None:
+    run = run_at(tmp_path / "run", 2)
+    with pytest.raises(AgentRLError, match=said):
+        resumed_config(run, changes)
+    code = (
+        "import sys\n"
+        "from agentrl.errors import AgentRLError\n"
+        "from agentrl.resuming import resumed_config\n"
+        "for run, changes in ((sys.argv[1], sys.argv[2:]), ('nowhere', [])):\n"
+        "    try:\n"
+        "        resumed_config(run, changes)\n"
+        "    except AgentRLError:\n"
+        "        print('torch' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, run, *changes],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_a_longer_run_of_a_constant_rate_is_the_same_run(tmp_path: Path) -> None:
+    run = run_at(tmp_path / "run", 4, "actor.schedule=constant")
+    assert resumed_config(run, ["trainer.total_steps=9"]).trainer.total_steps == 9
+    with pytest.raises(ConfigError, match=r"stands at step 4 of 4; raise trainer.total_steps to"):
+        resumed_config(run, [])
+
+
+def test_a_finished_run_says_what_its_schedule_asks_for(tmp_path: Path) -> None:
+    run = run_at(tmp_path / "run", 4)
+    with pytest.raises(ConfigError, match=r"trainer.force_resume=true, since actor.schedule=linea"):
+        resumed_config(run, [])
+    longer = ["trainer.total_steps=9", "trainer.force_resume=true"]
+    assert resumed_config(run, longer).trainer.total_steps == 9
+
+
+def test_a_run_whose_last_checkpoint_is_damaged_has_not_finished(tmp_path: Path) -> None:
+    run = run_at(tmp_path / "run", 4)
+    (tmp_path / "run" / "checkpoints" / "step_000004" / "tensors.safetensors").write_bytes(b"x")
+    assert resumed_config(run, []).trainer.resume == run
+
+
+def test_no_run_directory_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no run directory: it has no config.yaml"):
+        resumed_config(str(tmp_path), [])
+
+
+def test_a_pool_that_is_new_is_named_once() -> None:
+    fields = ["ranks", "gpus_per_rank", "strategy"]
+    names = [f"placement.pools.train.{name}" for name in fields]
+    assert _whole_pools(["cluster.kind", *names]) == ["cluster.kind", "placement.pools.train"]
+
+
+def test_settings_of_another_training_need_force(tmp_path: Path) -> None:
+    run = run_at(tmp_path / "run", 2)
+    with pytest.raises(CheckpointError, match="trainer.force_resume=true"):
+        resumed_config(run, ["actor.lr=0.5"])
+    assert resumed_config(run, ["actor.lr=0.5", "trainer.force_resume=true"]).actor.lr == 0.5
