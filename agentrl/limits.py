@@ -9,7 +9,6 @@ from pathlib import Path
 from agentrl.config.load import given_keys
 from agentrl.config.schema import Config
 from agentrl.config.validate import validate
-from agentrl.errors import ModelError
 from agentrl.model.describe import model_config
 from agentrl.model.load import positions_in
 from agentrl.model.tiny import MAX_CONTEXT_TOKENS
@@ -23,8 +22,7 @@ def within_positions(
 ) -> Config:
     """Return a new run's settings with lengths that its model can take.
 
-    Reads the configuration of the model alone. Where that cannot be read the settings stay as they
-    are: opening the model says why.
+    Reads the configuration of the model alone.
 
     Args:
         overrides: what the user set; the rest are defaults.
@@ -32,12 +30,10 @@ def within_positions(
 
     Raises:
         ConfigError: what the user set goes beyond the model's positions; says what would do.
+        ModelError: there is no model at ``model.path``.
     """
     path = config.model.path
-    try:
-        positions = positions_of_path(path)
-    except ModelError:
-        return config
+    positions = positions_of_path(path)
     keys = given_keys(overrides)
     given = [name for name in LENGTHS if f"rollout.{name}" in keys]
     rollout = fitted(config.rollout, given=given, positions=positions)

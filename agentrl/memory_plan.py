@@ -97,11 +97,12 @@ def _plan(config: Config, *, sleeps: bool) -> Planned:
 def plan_training(
     path: str, settings: EngineConfig, lora: LoraConfig, pool: PoolConfig, *, longest_row: int
 ) -> Planned:
-    """Plan the memory of training one model that nobody samples."""
-    try:
-        shape = model_shape(model_config(path))
-    except ModelError as error:
-        return Planned(request=None, plan=None, why_not=str(error))
+    """Plan the memory of training one model that nobody samples.
+
+    Raises:
+        ModelError: nothing at ``path`` that can be read.
+    """
+    shape = model_shape(model_config(path))
     kind = "local" if pool.ranks == 1 and not pool.gpus_per_rank else RAY
     config = Config(
         cluster=ClusterConfig(kind=kind), placement=PlacementConfig(pools={DEFAULT_POOL: pool})

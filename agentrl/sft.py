@@ -7,7 +7,7 @@
            /metrics.jsonl     one JSON object a step
            /memory_plan.json  what it was to take
            /report.html       curves
-           /checkpoints/      to resume from
+           /checkpoints/      to resume from: the newest
            /start/            the embedded model before training
 """
 
@@ -15,31 +15,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
 
 from agentrl.agent.renderer import Renderer
-from agentrl.cli.options import check_out_dir
-from agentrl.config.load import unknown_key_message
+from agentrl.dist.config import COMPILES
 from agentrl.env.config import EnvConfig
-from agentrl.errors import ConfigError
+from agentrl.errors import Preempted
 from agentrl.memory_plan import keep_plan, plan_training, show_plan
+from agentrl.model.describe import model_config
 from agentrl.model.load import load_tokenizer, quiet_transformers
 from agentrl.model.tiny import DEFAULT_VOCAB_SIZE
 from agentrl.playground import open_sandboxes
 from agentrl.sandbox.config import SandboxConfig
+from agentrl.sft_start import SFTSources, refuse_start
 from agentrl.telemetry.run_dir import RunDir
 from agentrl.train.checkpoint import CheckpointStore
 from agentrl.train.config import TINY
 from agentrl.train.environments import make_environments
 from agentrl.train.open_model import warm_start_progress
-from agentrl.train.sft import SFTResult, SFTStep, run_sft
-from agentrl.train.sft_config import SFTConfig
+from agentrl.train.preemption import stop_on_sigterm
+from agentrl.train.sft import HOW_TO_GO_ON, SFTResult, SFTStep, run_sft
+from agentrl.train.sft_config import LAST_FILE, SFTConfig
 from agentrl.train.sft_data import (
     ChatExample,
     ConversationColumns,
@@ -49,7 +50,6 @@ from agentrl.train.sft_data import (
 )
 from agentrl.train.sft_engine import ROLE, open_engine
 from agentrl.train.sft_output import (
-    LAST_FILE,
     digest_of_start,
     export_whole,
     open_output,
@@ -60,42 +60,6 @@ from agentrl.train.warm_start import Report, collect_splits, fresh_tiny
 
 _START = "start"
 _NUM_VALIDATION = 256
-
-
-@dataclass(slots=True, frozen=True, kw_only=True)
-class SFTSources:
-    """Where conversations come from."""
-
-    env_id: str | None = None
-    """An environment, for its demonstrations."""
-    data: str | None = None
-    """A file, pattern, directory or ``hf:NAME`` of conversations."""
-    val: str | None = None
-    """The same for those held out; None: every tenth of ``data``, at most 256."""
-
-
-def sft_settings(overrides: Sequence[str]) -> SFTConfig:
-    """Read ``key=value`` settings of supervised training.
-
-    Raises:
-        ConfigError: an unknown key, a wrong type, or values that cannot work.
-    """
-    defaults = OmegaConf.structured(SFTConfig)
-    known = [str(name) for name in defaults]
-    for item in overrides:
-        key = item.split("=", 1)[0].lstrip("+")
-        if "=" not in item or key.partition(".")[0] not in known:
-            raise ConfigError(unknown_key_message(key, known))
-    try:
-        merged = OmegaConf.merge(defaults, OmegaConf.from_dotlist(list(overrides)))
-        settings = OmegaConf.to_object(merged)
-    except OmegaConfBaseException as error:
-        where = f"{error.full_key}: " if error.full_key else ""
-        raise ConfigError(f"{where}{str(error).splitlines()[0]}") from error
-    assert isinstance(settings, SFTConfig)
-    if problems := list(settings.problems()):
-        raise ConfigError("\n".join(problems))
-    return settings
 
 
 async def fine_tune(
@@ -123,13 +87,11 @@ async def fine_tune(
         DataError, EnvError, ModelError: the source or the model cannot be used.
         MemoryPlanError: it takes more memory than there is.
         CheckpointError: there is nothing to resume, or it belongs to other settings or data.
+        Preempted: SIGTERM came; what was learned is saved.
     """
-    if (sources.env_id is None) == (sources.data is None):
-        raise ConfigError("give either --env (its demonstrations) or --data (conversations)")
-    if sources.val is not None and sources.data is None:
-        raise ConfigError("--val goes with --data: an environment brings its own validation split")
-    if not resume:
-        check_out_dir(out)
+    refuse_start(sources, out=out, resume=resume)
+    if model != TINY:
+        model_config(model)  # rather now than after an hour of demonstrations
     with warm_start_progress(quiet) as show, open_output(out.absolute(), resume) as run:
         examples = (
             await _demonstrations(settings, sources.env_id, show.report)
@@ -157,6 +119,8 @@ def _tune(
         longest_row=settings.max_tokens,
     )
     show_plan(memory, quiet=quiet)
+    if settings.compile and not quiet:
+        Console(stderr=True).print(COMPILES, highlight=False, soft_wrap=True)
     train, held_out = _encoded(settings, load_tokenizer(path), examples)
     total = settings.num_steps(len(train.examples))
     config = _plain(
@@ -185,15 +149,28 @@ def _tune(
         def save(step: SFTStep) -> None:
             store.save(step.step, {ROLE: engine}, {"step": step.step}, score=None)
 
-        result = run_sft(
-            settings,
-            engine,
-            train.examples,
-            validation=held_out.examples,
-            first_step=done + 1,
-            on_step=on_step,
-            save=save,
-        )
+        asked: list[str] = []
+        try:
+            with stop_on_sigterm(
+                asked.append,
+                grace_s=settings.grace_s,
+                setting="grace_s",
+                how_to_go_on=HOW_TO_GO_ON,
+                at_once=True,  # the event loop does not turn while this trains
+            ):
+                result = run_sft(
+                    settings,
+                    engine,
+                    train.examples,
+                    validation=held_out.examples,
+                    first_step=done + 1,
+                    on_step=on_step,
+                    save=save,
+                    stop_reason=lambda: "".join(asked),
+                )
+        except Preempted:
+            store.flush()
+            raise
         store.flush()
         export_whole(engine, run.path.parent)
     _write_report(run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 from pathlib import Path
 
 import click
@@ -43,15 +44,22 @@ def command(
     agentrl sft --data chats.jsonl --model Qwen/Qwen3-0.6B --out tuned lr=1e-5 epochs=2
     agentrl sft --data chats.jsonl --model Qwen/Qwen3-0.6B --out tuned cluster=ray ranks=2
     """
-    from agentrl.sft import SFTSources, fine_tune, sft_settings
+    from agentrl.sft_start import SFTSources, refuse_start, sft_settings
 
     settings = sft_settings(overrides)
-    prepare_process(0)
     sources = SFTSources(env_id=env_id, data=data, val=val)
+    refuse_start(sources, out=out, resume=resume)
+    prepare_process(0)
+    from agentrl.sft import fine_tune
+
     work = fine_tune(settings, sources, model=model, out=out, resume=resume, quiet=quiet)
     facts = asyncio.run(work)
     if as_json:
         click.echo(json.dumps(facts, indent=2))
         return
     for key, value in facts.items():
-        click.echo(f"{key:18} {value}")
+        click.echo(f"{key:18} {value:.4g}" if isinstance(value, float) else f"{key:18} {value}")
+    env, path = shlex.quote(env_id) if env_id else "ENV", shlex.quote(str(out))
+    click.echo(f"model: {out}")
+    click.echo(f"measure it: agentrl eval --env {env} --model {path} -n 8")
+    click.echo(f"train it further: agentrl train --env {env} model.path={path}")

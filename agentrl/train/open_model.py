@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from rich.console import Console
@@ -29,6 +31,7 @@ from agentrl.train.environments import Environment
 from agentrl.train.seal import refuse_damaged, seal
 from agentrl.train.warm_start import warm_start
 
+_LINE_EVERY_S = 10.0
 MODEL_FOLDER = "model"
 """In a run directory: configuration and tokenizer, which with a checkpoint make a model."""
 _STAGES = {
@@ -218,8 +221,12 @@ def _itself(tensor: Tensor) -> Tensor:
     return tensor
 
 
-class _Show:
-    """Progress of a warm start, a bar per stage."""
+class _Show(Protocol):
+    def report(self, stage: str, done: int, total: int, loss: float | None = None) -> None: ...
+
+
+class _Bars:
+    """Progress of a warm start on a terminal, a bar per stage."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -233,14 +240,42 @@ class _Show:
         self._progress.update(self._bars[stage], completed=done, total=total, note=note)
 
 
+class ProgressLines:
+    """The same where the output is no terminal: a plain line every ten seconds, and at the end.
+
+    Args:
+        write: takes a line.
+        clock: seconds on a monotonic clock.
+    """
+
+    def __init__(
+        self, write: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._write, self._clock = write, clock
+        self._last = clock()
+
+    def report(self, stage: str, done: int, total: int, loss: float | None = None) -> None:
+        """Write a line where one is due."""
+        if done < total and self._clock() - self._last < _LINE_EVERY_S:
+            return
+        self._last = self._clock()
+        note = "" if loss is None else f"  loss {loss:.3f}"
+        self._write(f"{_STAGES[stage]} {done}/{total}{note}")
+
+
 @contextmanager
 def warm_start_progress(quiet: bool) -> Iterator[_Show]:
-    """Show bars on standard error while the block runs."""
+    """Show bars, or lines where that is no terminal, on standard error while the block runs."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        write = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+        yield ProgressLines((lambda _: None) if quiet else write)
+        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.completed:.0f}/{task.total:.0f} {task.fields[note]}"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), disable=quiet) as progress:
-        yield _Show(progress)
+    with Progress(*columns, console=console) as progress:
+        yield _Bars(progress)

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 
 from agentrl.errors import EXIT_PREEMPTED
@@ -16,7 +17,12 @@ from agentrl.errors import EXIT_PREEMPTED
 
 @contextmanager
 def stop_on_sigterm(
-    request_stop: Callable[[str], None], *, grace_s: float, how_to_go_on: str
+    request_stop: Callable[[str], None],
+    *,
+    grace_s: float,
+    how_to_go_on: str,
+    setting: str = "trainer.grace_s",
+    at_once: bool = False,
 ) -> Iterator[None]:
     """While the block runs, let the first SIGTERM ask for an orderly end.
 
@@ -27,12 +33,17 @@ def stop_on_sigterm(
     Args:
         request_stop: called on the running event loop, with what asked for it.
         how_to_go_on: said where the time was too short.
+        setting: that ``grace_s`` comes from.
+        at_once: call ``request_stop`` where the signal interrupts the main thread, for work that
+            lets no event loop turn; it may only take a note.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    loop = asyncio.get_running_loop()
-    timer = threading.Timer(grace_s, _end, [grace_s, how_to_go_on])
+    ask = request_stop
+    if not at_once:
+        ask = partial(asyncio.get_running_loop().call_soon_threadsafe, request_stop)
+    timer = threading.Timer(grace_s, _end, [f"{setting}={grace_s:g}", how_to_go_on])
     timer.daemon = True
 
     # Not by the loop's own handler: while an update computes the loop does not turn, and the time
@@ -40,7 +51,7 @@ def stop_on_sigterm(
     def handle(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         timer.start()
-        loop.call_soon_threadsafe(request_stop, "SIGTERM")
+        ask("SIGTERM")
 
     before = signal.signal(signal.SIGTERM, handle)
     try:
@@ -49,8 +60,8 @@ def stop_on_sigterm(
         signal.signal(signal.SIGTERM, before)
 
 
-def _end(grace_s: float, how_to_go_on: str) -> None:
-    text = f"Preempted: stopped by SIGTERM, but not ended within trainer.grace_s={grace_s:g}"
+def _end(setting: str, how_to_go_on: str) -> None:
+    text = f"Preempted: stopped by SIGTERM, but not ended within {setting}"
     sys.stderr.write(f"{text}; {how_to_go_on}\n")
     sys.stderr.flush()
     os._exit(EXIT_PREEMPTED)

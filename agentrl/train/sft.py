@@ -9,10 +9,11 @@ from itertools import islice
 
 from agentrl.algo.loss import SupervisedLoss
 from agentrl.dist.engine import TrainEngine
-from agentrl.errors import TrainingError
+from agentrl.errors import Preempted, TrainingError
 from agentrl.train.sft_config import SFTConfig
 from agentrl.train.sft_data import EncodedExample, endless, to_batch
 
+HOW_TO_GO_ON = "go on with the same command and --resume"
 _MAX_SKIPPED_IN_A_ROW = 3
 
 
@@ -72,6 +73,7 @@ def run_sft(
     first_step: int = 1,
     on_step: Callable[[SFTStep], None] | None = None,
     save: Callable[[SFTStep], None] | None = None,
+    stop_reason: Callable[[], str] = str,
 ) -> SFTResult:
     """Train steps of ``config.episodes_per_step`` examples.
 
@@ -82,10 +84,13 @@ def run_sft(
             steps, and temperature 1.
         validation: measured every ``config.eval_every`` steps, and after the last one.
         first_step: above 1 where a run is resumed.
-        save: called every ``config.save_every`` steps, but for the last.
+        save: called every ``config.save_every`` steps, but for the last, and where the training is
+            stopped.
+        stop_reason: what asks to stop after the step that has begun; empty: nothing does.
 
     Raises:
         TrainingError: the gradient was not finite several times in a row.
+        Preempted: ``stop_reason`` gave one before the last step.
     """
     start = time.perf_counter()
     total = config.num_steps(len(examples))
@@ -124,8 +129,11 @@ def run_sft(
         )
         if on_step is not None:
             on_step(done)
-        if save is not None and step < total and _is_due(step, config.save_every):
+        reason = stop_reason() if step < total else ""
+        if save is not None and step < total and (reason or _is_due(step, config.save_every)):
             save(done)
+        if reason:
+            raise Preempted(f"stopped by {reason} after step {step} of {total}; {HOW_TO_GO_ON}")
     return SFTResult(
         losses=losses,
         validation_loss=validation_loss,

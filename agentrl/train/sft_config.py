@@ -22,6 +22,10 @@ from agentrl.dist.lora_checks import lora_problems
 from agentrl.dist.optimizer_checks import optimizer_problems
 from agentrl.dist.placement import pool_problems
 
+FOLDER = "sft"
+"""In the directory of the model: everything about its training."""
+LAST_FILE = "config.json"
+"""Without it a directory is no model: it is put in place last."""
 LOCAL, RAY = "local", "ray"
 _MAX_STEPS = 10**9
 
@@ -63,7 +67,9 @@ class SFTConfig(OptimizerConfig):
     eval_every: int = 50
     """Steps between measurements of the loss on held-out conversations; 0 for the last only."""
     save_every: int = 0
-    """Steps between checkpoints to resume from; 0 for none."""
+    """Steps between checkpoints to resume from, of which the newest stays; 0 for none."""
+    grace_s: float = 30.0
+    """Seconds that SIGTERM leaves to save and end."""
     seed: int = 0
     """Decides the order of the conversations."""
     precision: Precision = Precision.fp32
@@ -123,8 +129,9 @@ class SFTConfig(OptimizerConfig):
             yield f"epochs={self.epochs}: must be a number above 0"
         if not 0 <= self.seed < 2**63:
             yield f"seed={self.seed}: must be between 0 and 2**63 - 1"
-        if not 0 < self.start_timeout_s < math.inf:
-            yield f"start_timeout_s={self.start_timeout_s}: must be a finite number above 0"
+        for name in ("start_timeout_s", "grace_s"):
+            if not 0 < (value := getattr(self, name)) < math.inf:
+                yield f"{name}={value}: must be a finite number above 0"
         yield from optimizer_problems(self, prefix="")
         yield from lora_problems(self.lora)
         if self.cluster not in (LOCAL, RAY):
@@ -143,5 +150,6 @@ class SFTConfig(OptimizerConfig):
                 num_ranks=min(max(self.ranks, 1), MAX_RANKS),
                 shard_size=self.shard_size,
                 sequence_parallel=self.sequence_parallel,
+                more_ranks="cluster=ray ranks",
             )
         )

@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
+import torch
+
 from agentrl.dist.build import EngineSpec, build_engine
 from agentrl.dist.engine_worker import EngineWorker
 from agentrl.dist.group_engine import GroupEngine
+from agentrl.dist.placement import count
 from agentrl.dist.stored_model import StoredModel
 from agentrl.dist.worker_group import LocalWorkerGroup
 from agentrl.errors import ConfigError
@@ -71,6 +74,13 @@ def _ray_engine(config: SFTConfig, path: str, total_steps: int) -> Iterator[Grou
     except ModuleNotFoundError as error:
         raise ConfigError(missing_extra("ray", "cluster=ray")) from error
     pool = config.pool()
+    needed, here = pool.ranks * math.ceil(pool.gpus_per_rank), torch.cuda.device_count()
+    if config.address is None and needed > here:
+        raise ConfigError(
+            f"ranks={pool.ranks} gpus_per_rank={pool.gpus_per_rank:g} takes "
+            f"{count(needed, 'GPU')}, and this machine has {here or 'none'}: give address of a "
+            "cluster that has them, or gpus_per_rank=0 to train on CPUs"
+        )
     cpus = max(len(os.sched_getaffinity(0)), math.ceil(pool.ranks * pool.cpus_per_rank))
     with ray_cluster(config.address, num_cpus=cpus, timeout_s=config.start_timeout_s):
         model = store(load_model(path, device="cpu"))

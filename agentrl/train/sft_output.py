@@ -12,35 +12,34 @@ from typing import Any
 import torch
 
 from agentrl.dist.engine import TrainEngine
-from agentrl.errors import CheckpointError, ConfigError
+from agentrl.errors import CheckpointError
 from agentrl.telemetry.run_dir import RunDir
 from agentrl.telemetry.tracker import TrackedRun, Tracker, build_trackers
 from agentrl.train.checkpoint import CheckpointStore
 from agentrl.train.rng_state import restore_rng
-from agentrl.train.settings import refuse_changed_settings
+from agentrl.train.settings import changed_settings
+from agentrl.train.sft_config import FOLDER, LAST_FILE
 from agentrl.train.sft_engine import ROLE
 
-FOLDER = "sft"
-"""In the directory of the model: everything about its training."""
-LAST_FILE = "config.json"
-"""Without it a directory is no model: it is put in place last."""
 _FREE = ("sft.eval_every", "sft.save_every", "sft.cluster", "sft.address", "sft.start_timeout_s")
+_FREE += ("sft.grace_s",)
 _FREE += ("sft.ranks", "sft.gpus_per_rank", "sft.shard_size", "sft.sequence_parallel")
 _FREE += ("sft.tokens_per_micro_batch", "sft.recompute", "sft.compile")
 """Settings that may change on a resume: they decide where and how fast, not what is learned."""
+_WRITTEN = {
+    "model.path": "--model",
+    "model.weights": "what lies at --model (a digest of its weights)",
+    "data.train": "the digest of the conversations to learn",
+    "data.val": "the digest of the conversations held out",
+    "trainer.total_steps": "the number of steps",
+}
+"""Stored key -> how a user knows it."""
 
 
 @contextmanager
 def open_output(out: Path, resume: bool) -> Iterator[RunDir]:
     """Hold the lock of ``OUT/sft``; a start that is refused leaves nothing behind."""
-    if resume:
-        if (out / LAST_FILE).is_file():
-            raise ConfigError(f"{str(out)!r} holds a finished model: there is nothing to resume")
-        if not (out / FOLDER).is_dir():
-            raise ConfigError(f"{str(out)!r} holds no {FOLDER}/: there is nothing to resume")
-        run = RunDir.resume(out / FOLDER)
-    else:
-        run = RunDir.create(out / FOLDER)
+    run = RunDir.resume(out / FOLDER) if resume else RunDir.create(out / FOLDER)
     try:
         yield run
     finally:
@@ -55,14 +54,23 @@ def restore_sft(store: CheckpointStore, engine: TrainEngine, config: Mapping[str
     checkpoint = store.load_latest()
     if checkpoint is None:
         return 0
-    try:
-        refuse_changed_settings(checkpoint.config, config, free=_FREE)
-    except CheckpointError as error:
-        text = str(error).replace(", or set trainer.force_resume=true to go on all the same", "")
-        raise CheckpointError(text) from error
+    if changed := changed_settings(checkpoint.config, config, free=_FREE):
+        listed = "; ".join(
+            f"{_as_written(key)} was {old!r} and is now {new!r}"
+            for key, (old, new) in changed.items()
+        )
+        raise CheckpointError(
+            f"the checkpoint was made with other settings: {listed}. Use the old ones, or train "
+            "into another --out"
+        )
     engine.load(checkpoint.of_engine(ROLE))
     restore_rng(checkpoint.rng)
     return checkpoint.step
+
+
+def _as_written(key: str) -> str:
+    """Return what a user changes to change a stored setting."""
+    return _WRITTEN.get(key, key.removeprefix("sft."))
 
 
 def digest_of_start(engine: TrainEngine) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config.load import load
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, ModelError
 from agentrl.limits import within_positions
 from agentrl.rollout.config import RolloutConfig
 
@@ -51,8 +51,10 @@ def test_one_given_length_is_enough(small: str) -> None:
     assert rollout.max_response_tokens == 512 and not said
 
 
-def test_the_embedded_model_is_bounded_too_and_what_cannot_be_read_is_left(tmp_path: Path) -> None:
+def test_the_embedded_model_is_bounded_too_and_a_model_that_is_not_there_is_named(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(ConfigError, match="1024 positions"):
         bounded("rollout.max_context_tokens=1025")
-    rollout, said = bounded(f"model.path={tmp_path}/none")
-    assert rollout == RolloutConfig() and not said
+    with pytest.raises(ModelError, match="no such directory"):
+        bounded(f"model.path={tmp_path}/none")

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +16,21 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentrl.errors import CheckpointError, ConfigError, DataError, MemoryPlanError
-from agentrl.sft import SFTSources, fine_tune, sft_settings
+from agentrl.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    MemoryPlanError,
+    ModelError,
+    Preempted,
+)
+from agentrl.model import load
+from agentrl.sft import fine_tune
+from agentrl.sft_start import SFTSources, refuse_start, sft_settings
 from agentrl.telemetry.jsonl import read_metrics
 from agentrl.train import sft_output
+from agentrl.train.sft_config import LAST_FILE
+from agentrl.train.sft_data import to_batch
 
 SETTINGS = ["steps=6", "episodes_per_step=4", "lr=1e-3", "warmup_steps=2", "eval_every=2"]
 
@@ -74,12 +89,12 @@ def test_a_run_that_was_broken_off_ends_as_an_unbroken_one(
         patch.setattr("agentrl.sft.export_whole", killed)
         with pytest.raises(KeyboardInterrupt):
             _tune(data, tmp_path / "out", "save_every=4")
-    assert not (tmp_path / "out" / sft_output.LAST_FILE).exists()
-    with pytest.raises(ConfigError, match="not empty"):
+    assert not (tmp_path / "out" / LAST_FILE).exists()
+    with pytest.raises(ConfigError, match=r"not empty.*go on with it by adding --resume"):
         _tune(data, tmp_path / "out")
-    with pytest.raises(CheckpointError, match=r"sft\.lr was 0\.001 and is now 0\.002"):
+    with pytest.raises(CheckpointError, match=r"settings: lr was 0\.001 and is now 0\.002\. Use"):
         _tune(data, tmp_path / "out", "lr=2e-3", resume=True)
-    with pytest.raises(CheckpointError, match=r"data\.train was"):
+    with pytest.raises(CheckpointError, match="digest of the conversations to learn was"):
         _tune(_file(tmp_path / "b.jsonl", 30), tmp_path / "out", resume=True)
     _tune(data, tmp_path / "out", "tokens_per_micro_batch=4096", "save_every=4", resume=True)
     assert torch.allclose(_weights(tmp_path / "out"), _weights(tmp_path / "whole"), atol=1e-6)
@@ -87,6 +102,63 @@ def test_a_run_that_was_broken_off_ends_as_an_unbroken_one(
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     with pytest.raises(ConfigError, match="finished"):
         _tune(data, tmp_path / "out", resume=True)
+
+
+def test_sigterm_saves_the_step_and_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = _file(tmp_path / "a.jsonl")
+    _tune(data, tmp_path / "whole", "steps=4")
+    num_steps = 0
+
+    def to_batch_until_told_to_stop(examples: Any) -> Any:
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return to_batch(examples)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("agentrl.train.sft.to_batch", to_batch_until_told_to_stop)
+        with pytest.raises(Preempted, match="after step 3 of 4; go on with the same command and"):
+            _tune(data, tmp_path / "out", "steps=4", "eval_every=0", "grace_s=1e5")  # outlives this
+    assert [p.name for p in (tmp_path / "out/sft/checkpoints").iterdir()] == ["step_000003"]
+    assert not (tmp_path / "out" / LAST_FILE).exists()
+    _tune(data, tmp_path / "out", "steps=4", resume=True)
+    assert torch.equal(_weights(tmp_path / "out"), _weights(tmp_path / "whole"))
+
+
+def test_what_a_path_alone_can_tell_is_refused_before_torch_loads(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "note").write_text("mine")
+    (tmp_path / "begun" / "sft").mkdir(parents=True)
+    sources = SFTSources(data="a.jsonl")
+    for name, resume, said in [
+        ("full", False, "not empty; give another"),
+        ("full", True, "nothing to resume"),
+        ("begun", False, "--resume"),
+    ]:
+        with pytest.raises(ConfigError, match=said):
+            refuse_start(sources, out=tmp_path / name, resume=resume)
+    refuse_start(sources, out=tmp_path / "begun", resume=True)
+    code = (
+        "import sys, agentrl.sft_start as start\n"
+        "try: start.sft_settings(['turns=first'])\n"
+        "except Exception as error: print(type(error).__name__, 'torch' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.split() == ["ConfigError", "False"]
+
+
+def test_a_model_that_is_not_there_is_named_once_and_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(load, "hub_answers", lambda: False)
+    with pytest.raises(ModelError, match=r"no model 'nobody/x': .*hub cannot be reached.*network"):
+        _tune(str(tmp_path / "none.jsonl"), tmp_path / "out", model="nobody/x")
+    assert "nobody" not in capfd.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_an_export_that_fails_leaves_no_model(
@@ -132,7 +204,7 @@ def test_adapters_go_on_only_on_the_weights_that_they_began_with(
     weights, kept = tmp_path / "start" / "model.safetensors", tmp_path / "kept"
     weights.rename(kept)
     weights.write_bytes((tmp_path / "other" / "model.safetensors").read_bytes())
-    with pytest.raises(CheckpointError, match=r"model\.weights was '\w{32}' and is now '\w{32}'"):
+    with pytest.raises(CheckpointError, match=r"--model .* was '\w{32}' and is now '\w{32}'"):
         _tune(data, tmp_path / "out", "save_every=4", "lora.rank=2", resume=True, **how)
     kept.replace(weights)
     _tune(data, tmp_path / "out", "save_every=4", "lora.rank=2", resume=True, **how)

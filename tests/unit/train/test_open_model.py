@@ -24,7 +24,11 @@ from agentrl.model.load import LoadedModel
 from agentrl.model.tiny import build_tiny, tiny_config
 from agentrl.testing import make_tokenizer
 from agentrl.train.checkpoint import CheckpointStore
-from agentrl.train.open_model import keep_model_files, open_run_model
+from agentrl.train.open_model import (
+    ProgressLines,
+    keep_model_files,
+    open_run_model,
+)
 from agentrl.train.seal import seal
 
 IDS = torch.arange(3, 23)[None]
@@ -168,3 +172,14 @@ def test_model_files_of_a_start_that_was_killed_are_written_again(tmp_path: Path
     assert {path.name for path in tmp_path.iterdir()} == {"model"}
     assert (tmp_path / "model" / "config.json").is_file()
     assert not (tmp_path / "model" / "half").exists()
+
+
+def test_progress_without_a_terminal_is_a_line_every_ten_seconds_and_at_the_end() -> None:
+    lines: list[str] = []
+    now = 0.0
+    show = ProgressLines(lines.append, clock=lambda: now)
+    for step in range(1, 31):
+        now += 1.0
+        show.report("sft", step, 30, 0.5)
+    assert [line.split()[2] for line in lines] == ["10/30", "20/30", "30/30"]
+    assert lines[0] == "supervised training 10/30  loss 0.500"

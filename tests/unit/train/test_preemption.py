@@ -36,6 +36,14 @@ async def stubborn_at_its_end():
         term()
     await asyncio.sleep(60)  # parts that do not close
 
+async def noted_at_once():  # the loop does not turn
+    asked = []
+    with stop_on_sigterm(asked.append, grace_s=60, how_to_go_on="go on", at_once=True):
+        term()
+        while not asked:
+            time.sleep(0.01)
+    print("ended by itself after", *asked)
+
 async def told_twice():
     with stop_on_sigterm(lambda why: None, grace_s=60, how_to_go_on="go on"):
         term()
@@ -53,6 +61,7 @@ asyncio.run(locals()[sys.argv[1]]())
     [
         ("obedient", 0, "ended by itself"),
         ("deaf", 75, "not ended within trainer.grace_s=0.2; resume it like this"),
+        ("noted_at_once", 0, "ended by itself after SIGTERM"),
         ("stubborn_at_its_end", 75, "resume it like this"),
         ("told_twice", -signal.SIGTERM, ""),
     ],
