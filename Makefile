@@ -18,7 +18,7 @@ help:  ## list the targets
 
 setup: $(VENV)/.stamp-run  ## a virtual environment with agentrl, and bubblewrap for sandboxes
 
-setup-dev: $(VENV)/.stamp-dev
+setup-dev: $(VENV)/.stamp-dev  ## the same, with what tests and checks need
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -15,7 +15,7 @@ from agentrl.agent.renderer import Renderer
 from agentrl.config.cluster import REWARD_MODEL, placement_of, rollout_share
 from agentrl.config.schema import Config
 from agentrl.dist.engine import TrainEngine
-from agentrl.dist.placement import NodeResources, capacity_problems, plan_pools
+from agentrl.dist.placement import NodeResources, capacity_problems, count, plan_pools
 from agentrl.dist.rollout_pool import RolloutPool
 from agentrl.dist.rollout_worker import ProcessSetup
 from agentrl.dist.weight_sync.config import OBJECT_STORE, WeightSyncConfig
@@ -251,7 +251,8 @@ def refuse_too_small(config: Config, nodes: Sequence[NodeResources]) -> None:
     have = sum(node.cpus for node in nodes)
     if not problems and cpus_needed(config) > have:
         problems.append(
-            f"the run needs {cpus_needed(config)} CPUs, of which {workers} rollout.workers take "
+            f"the run needs {count(cpus_needed(config), 'CPU')}, of which {workers} "
+            "rollout.workers take "
             f"cluster.cpus_per_rollout_worker={share.cpus:g} each, and the cluster has {have:g}; "
             "lower one of them, or add nodes"
         )

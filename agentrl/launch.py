@@ -18,12 +18,14 @@ import yaml
 from agentrl.algo.config import CreditConfig
 from agentrl.algo.loss import make_loss
 from agentrl.cluster import open_cluster
-from agentrl.config.cluster import LOCAL
+from agentrl.config.cluster import LOCAL, gpu_shortage
 from agentrl.config.load import to_dict
 from agentrl.config.schema import Config
 from agentrl.dist.build import EngineSpec
+from agentrl.dist.config import COMPILES
 from agentrl.dist.group_engine import GroupEngine
 from agentrl.engines import engine_specs, open_engines
+from agentrl.errors import ConfigError
 from agentrl.memory_plan import check_memory, keep_plan, sleep_level
 from agentrl.plan import TRAIN, Plan, fit_to_model, make_plan
 from agentrl.resume import claimed_run_dir, restore
@@ -73,6 +75,8 @@ async def train(config: Config, *, announce: Callable[[str], None] = logger.info
             config, str(path), step=trainer.step, total_steps=trainer.config.total_steps
         )
         announce(f"run directory: {path}")
+        if config.actor.compile or config.critic.compile:
+            announce(COMPILES)
         how_to_go_on = f"go on from its last checkpoint with: agentrl train --resume {path}"
         with stop_on_sigterm(
             trainer.request_stop, grace_s=config.trainer.grace_s, how_to_go_on=how_to_go_on
@@ -94,6 +98,7 @@ async def open_trainer(
         # First what files alone can tell: nobody reads a plan of a run that cannot be written.
         run_dir = stack.enter_context(claimed_run_dir(config))
         run_dir.refuse_unwritable()
+        _refuse_missing_gpus(config)
         plan = make_plan(config)
         memory = check_memory(config, quiet=config.telemetry.quiet)
         open_rollouts = open_local if config.cluster.kind == LOCAL else open_cluster
@@ -110,6 +115,15 @@ async def open_trainer(
         engines = await open_engines(config, specs, stack)
         await rollouts.opened()
         yield _trainer(config, plan, rollouts, specs, engines, run_dir, stack)
+
+
+def _refuse_missing_gpus(config: Config) -> None:
+    if config.cluster.kind == LOCAL:
+        return
+    import torch
+
+    if problem := gpu_shortage(config, here=torch.cuda.device_count()):
+        raise ConfigError(problem)
 
 
 def _trainer(

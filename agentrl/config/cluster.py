@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.dist.cluster_config import ClusterConfig, address_problems
 from agentrl.dist.config import PlacementConfig, PoolConfig
-from agentrl.dist.placement import DEFAULT_POOL, MIN_SHARE, pool_problems
+from agentrl.dist.placement import DEFAULT_POOL, MIN_SHARE, count, pool_problems
 from agentrl.extras import missing_extra
 
 if TYPE_CHECKING:
@@ -61,6 +61,36 @@ def rollout_share(config: Config) -> RolloutShare:
         return RolloutShare(cpus, 1.0 if pool.gpus_per_rank else 0.0, shared=False)
     on_each = -(-config.rollout.workers // pool.ranks)
     return RolloutShare(cpus, math.floor(1000 * left / on_each) / 1000, shared=True)
+
+
+def gpu_shortage(config: Config, *, here: int) -> str | None:
+    """Return what to say where Ray is to be started on a machine with too few GPUs.
+
+    Args:
+        here: GPUs that torch sees on this machine.
+    """
+    if config.cluster.kind != RAY or config.cluster.address is not None:
+        return None
+    share, pools = rollout_share(config), placement_of(config).pools
+    # Ranks of a pool never share a GPU.
+    needed = sum(pool.ranks * math.ceil(pool.gpus_per_rank) for pool in pools.values())
+    needed += 0 if share.shared else math.ceil(config.rollout.workers * share.gpus)
+    if needed <= here:
+        return None
+    keys = [f"cluster.gpus={config.cluster.gpus}"] if config.cluster.gpus else []
+    keys += [
+        f"placement.pools.{name}.gpus_per_rank={pool.gpus_per_rank:g}"
+        for name, pool in config.placement.pools.items()
+        if pool.gpus_per_rank
+    ]
+    if config.cluster.gpus_per_rollout_worker:
+        keys.append(f"cluster.gpus_per_rollout_worker={config.cluster.gpus_per_rollout_worker:g}")
+    ranks = pools.get(DEFAULT_POOL, PoolConfig()).ranks
+    return (
+        f"{' with '.join(keys)} takes {count(needed, 'GPU')}, and this machine has {here or 'none'}"
+        f": give cluster.address of a cluster that has them, or leave out what asks for GPUs and "
+        f"train on CPUs with cluster=ray placement.pools.{DEFAULT_POOL}.ranks={ranks}"
+    )
 
 
 def cluster_problems(config: Config) -> Iterator[str]:

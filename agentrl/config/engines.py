@@ -98,6 +98,7 @@ def _engine(key: str, engine: EngineConfig, config: Config) -> Iterable[str]:
         num_ranks=_ranks_of(key, config),
         shard_size=engine.shard_size,
         sequence_parallel=engine.sequence_parallel,
+        more_ranks=f"cluster=ray placement.pools.{_pool_of(key, config)}.ranks",
     )
     sessions = config.trainer.prompts_per_step * config.rollout.n
     if engine.updates_per_step > sessions:
@@ -133,9 +134,12 @@ def _exact(config: Config) -> Iterable[str]:
 
 def _ranks_of(role: str, config: Config) -> int:
     """Return how many processes hold a role; a number that cannot be is refused by its pool."""
-    placement = placement_of(config)
-    pool = placement.roles.get(role, DEFAULT_POOL)
-    return min(max(placement.pools.get(pool, PoolConfig()).ranks, 1), MAX_RANKS)
+    pools = placement_of(config).pools
+    return min(max(pools.get(_pool_of(role, config), PoolConfig()).ranks, 1), MAX_RANKS)
+
+
+def _pool_of(role: str, config: Config) -> str:
+    return config.placement.roles.get(role, DEFAULT_POOL)
 
 
 def _critic(critic: CriticConfig) -> Iterable[str]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+COMPILES = "compiling: the first step takes longer, on a CPU by minutes (compile=true)"
+"""Said before an engine's first step, which would else be a silence without a reason."""
+
 
 class Schedule(StrEnum):
     """What the learning rate does after its warm-up. Members are named as they are written."""

@@ -14,7 +14,12 @@ MAX_RANKS = 65_536
 
 
 def layout_problems(
-    role: str, *, num_ranks: int, shard_size: int, sequence_parallel: int
+    role: str,
+    *,
+    num_ranks: int,
+    shard_size: int,
+    sequence_parallel: int,
+    more_ranks: str = "cluster=ray placement.pools.train.ranks",
 ) -> Iterator[str]:
     """Say what cannot divide, each with the nearest values that can.
 
@@ -23,21 +28,27 @@ def layout_problems(
         num_ranks: processes of the role's pool.
         shard_size: of the engine's settings; 0 shards over all ranks.
         sequence_parallel: of the engine's settings.
+        more_ranks: settings that a number of ranks follows.
     """
     if not 1 <= num_ranks <= MAX_RANKS:
         yield f"{num_ranks} ranks for {role}: must be between 1 and {MAX_RANKS}"
         return
+    ranks = f"{num_ranks} rank{'' if num_ranks == 1 else 's'}"
     if shard_size < 0 or (shard_size and num_ranks % shard_size):
         near = _join(nearest_divisors(num_ranks, shard_size))
         yield (
-            f"{role}.shard_size={shard_size}: must divide the {num_ranks} ranks of its pool; "
+            f"{role}.shard_size={shard_size}: must divide the {ranks} of its pool; "
             f"write {near}, or 0 to shard over all of them"
         )
     if sequence_parallel < 1 or num_ranks % sequence_parallel:
         near = _join(nearest_divisors(num_ranks, sequence_parallel))
+        more = ""
+        if 1 < sequence_parallel <= MAX_RANKS:
+            multiple = -(-num_ranks // sequence_parallel) * sequence_parallel
+            more = f", or have {multiple} ranks: {more_ranks}={multiple}"
         yield (
-            f"{role}.sequence_parallel={sequence_parallel}: must divide the {num_ranks} ranks of "
-            f"its pool; write {near}"
+            f"{role}.sequence_parallel={sequence_parallel}: must divide the {ranks} of its pool; "
+            f"write {near}{more}"
         )
 
 

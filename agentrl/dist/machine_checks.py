@@ -16,6 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from agentrl.dist.machine import Gpu, HostMemory
+from agentrl.dist.placement import count
 from agentrl.extras import how_to_install
 
 _GIB = 2**30
@@ -72,7 +73,7 @@ def check_torch(cuda_version: str | None, on_gpus: list[Gpu]) -> Check:
         return Check(
             name="torch",
             status=Status.warn,
-            found=f"{version}, built without CUDA on a machine with {len(on_gpus)} GPUs",
+            found=f"{version}, built without CUDA on a machine with {count(len(on_gpus), 'GPU')}",
             fix="install a CUDA build of torch",
         )
     built = "CPU only" if cuda_version is None else f"CUDA {cuda_version}"

@@ -101,6 +101,7 @@ def capacity_problems(
         nodes: of the cluster.
         other_gpus: that the run takes beside its pools, such as for rollouts.
     """
+    is_short = False
     for kind, other in (("gpus", other_gpus), ("cpus", 0.0)):
         each = f"{kind}_per_rank"
         need = sum(plan.pool.ranks * getattr(plan.pool, each) for plan in plans) + other
@@ -108,13 +109,22 @@ def capacity_problems(
         if need > have:
             parts = [f"{p.name} {p.pool.ranks} x {getattr(p.pool, each):g}" for p in plans]
             parts += [f"rollouts {other:g}"] if other else []
+            is_short = True
+            lower = "cluster.gpus, placement.pools.POOL.ranks" if kind == "gpus" else "its ranks"
             yield (
-                f"placement needs {need:g} {kind.upper()[:-1]}s ({', '.join(parts)}), the cluster "
-                f"has {have:g}; lower placement.pools.POOL.ranks or {each}, let roles share a "
-                "pool, or add nodes"
+                f"placement needs {count(need, kind.upper()[:-1])} ({', '.join(parts)}), the "
+                f"cluster has {have:g}; lower {lower} or {each}, let roles share a pool, or add "
+                "nodes"
             )
+    if is_short:  # that no node has room follows from it
+        return
     for plan in plans:
         yield from _node_problems(plan, nodes)
+
+
+def count(number: float, what: str) -> str:
+    """Return ``1 CPU``, ``2 CPUs``, ``0.5 CPUs``."""
+    return f"{number:g} {what}{'' if number == 1 else 's'}"
 
 
 def _node_problems(plan: PoolPlan, nodes: Sequence[NodeResources]) -> Iterator[str]:
@@ -127,8 +137,8 @@ def _node_problems(plan: PoolPlan, nodes: Sequence[NodeResources]) -> Iterator[s
     ]
     if not fits:
         yield (
-            f"{key}: no node has {together * pool.cpus_per_rank:g} CPUs and "
-            f"{together * pool.gpus_per_rank:g} GPUs for {together} of its ranks; lower "
+            f"{key}: no node has {count(together * pool.cpus_per_rank, 'CPU')} and "
+            f"{count(together * pool.gpus_per_rank, 'GPU')} for {together} of its ranks; lower "
             + ("ranks, or use the strategy PACK" if together > 1 else "what a rank takes")
         )
     if pool.strategy == "STRICT_SPREAD" and pool.ranks > len(nodes):

@@ -142,16 +142,27 @@ def _connect(options: dict[str, Any], timeout_s: float) -> _Connection:
         except Exception as error:  # Ray raises whatever it meets, bare exceptions of its own too
             if not connection.connected.done():
                 raise ConfigError(
-                    f"cluster.address={where!r}: Ray did not answer within {timeout_s:g} s; "
+                    f"{_called(where)}Ray did not answer within {timeout_s:g} s; "
                     + _what_to_do(where)
                 ) from error
             if where == _HERE and _LATE_NODE in str(error) and time.monotonic() < deadline:
                 logger.warning("Ray was not up in 30 s on this machine; starting it again")
                 continue
-            said = str(error).strip() or type(error).__name__
-            raise ConfigError(
-                f"cluster.address={where!r}: no connection to Ray: {said}; {_what_to_do(where)}"
-            ) from error
+            raise ConfigError(_refused(where, error)) from error
+
+
+def _called(where: str) -> str:
+    """Name the address where a user gave one."""
+    return "" if where == _HERE else f"cluster.address={where!r}: "
+
+
+def _refused(where: str, error: Exception) -> str:
+    """Return what to say, without Ray's own advice, which is of settings that we do not have."""
+    if where == "auto" and isinstance(error, ConnectionError):
+        return f"{_called(where)}this machine belongs to no Ray cluster; {_what_to_do(where)}"
+    text = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".")
+    said = text or type(error).__name__
+    return f"{_called(where)}no connection to Ray: {said}; {_what_to_do(where)}"
 
 
 def _what_to_do(where: str) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from agentrl.config.cluster import placement_of, rollout_share
+from agentrl.config.cluster import gpu_shortage, placement_of, rollout_share
 from agentrl.config.load import load
 from agentrl.errors import ConfigError
 
@@ -123,3 +125,43 @@ def test_an_address_of_another_form_is_refused_before_anything_starts(address: s
 @pytest.mark.parametrize("address", ["auto", "head:6379", "10.0.0.1:1", "[::1]:6379"])
 def test_an_address_of_the_right_form_is_tried(address: str) -> None:
     assert load([*RAY, f"cluster.address='{address}'"]).cluster.address == address
+
+
+@pytest.mark.parametrize(
+    ("settings", "here", "said"),
+    [
+        (["cluster.gpus=2"], 0, r"^cluster.gpus=2 takes 2 GPUs, and this machine has none: give "),
+        (["cluster.gpus=2"], 0, r"cluster=ray placement.pools.train.ranks=2$"),
+        (["cluster.gpus=2"], 1, "has 1: "),
+        (
+            ["placement.pools.train.ranks=1", "placement.pools.train.gpus_per_rank=1"],
+            0,
+            r"^placement.pools.train.gpus_per_rank=1 .*takes 2 GPUs",
+        ),
+        (
+            ["cluster.gpus=2", "cluster.gpus_per_rollout_worker=1", "rollout.workers=2"],
+            3,
+            r"^cluster.gpus=2 with cluster.gpus_per_rollout_worker=1 takes 4 GPUs",
+        ),
+    ],
+)
+def test_gpus_that_this_machine_lacks_are_told_in_the_settings_that_ask_for_them(
+    settings: list[str], here: int, said: str
+) -> None:
+    config = load(["env.id=any", "cluster=ray", *settings])
+    problem = gpu_shortage(config, here=here)
+    assert problem is not None and re.search(said, problem) and "\n" not in problem
+
+
+@pytest.mark.parametrize(
+    ("settings", "here"),
+    [
+        (["cluster=ray"], 0),
+        (["cluster=ray", "cluster.gpus=2"], 2),
+        (["cluster=ray", "cluster.gpus=2", "cluster.address=head:6379"], 0),
+        (["cluster=ray", "placement.pools.train={ranks: 2, gpus_per_rank: 0.6}"], 2),
+        (["cluster=local"], 0),
+    ],
+)
+def test_a_run_that_has_its_gpus_is_not_refused(settings: list[str], here: int) -> None:
+    assert gpu_shortage(load(["env.id=any", *settings]), here=here) is None

@@ -41,7 +41,10 @@ def test_a_refusal_says_what_would_do() -> None:
     assert shards.startswith("actor.shard_size=4") and "3 or 6" in shards and "6 ranks" in shards
     (shared,) = _problems(8, 0, 3)
     assert shared.startswith("actor.sequence_parallel=3") and "2 or 4" in shared
-    assert "write 1" in _problems(1, 0, 2)[0]
+    assert _problems(1, 0, 2)[0].endswith(
+        "must divide the 1 rank of its pool; write 1, or have 2 ranks: cluster=ray "
+        "placement.pools.train.ranks=2"
+    )
     assert len(_problems(4, 3, 0)) == 2
 
 

@@ -104,6 +104,11 @@ def test_gpus_of_rollouts_count() -> None:
     assert "rollouts 1" in found
 
 
+def test_a_cluster_without_gpus_is_one_complaint_in_settings_that_there_are() -> None:
+    (found,) = capacity_problems(plan(ranks=1, gpus_per_rank=1), cluster((8, 0)))
+    assert "needs 1 GPU (" in found and "lower cluster.gpus," in found
+
+
 def test_more_cores_than_the_cluster_has_are_refused() -> None:
     (found,) = capacity_problems(plan(ranks=3, cpus_per_rank=2), cluster((4, 0)))
     assert "needs 6 CPUs" in found

@@ -61,6 +61,22 @@ def test_whatever_ray_raises_is_told(init: Callable[..., None], error: Exception
         pass
 
 
+def test_ray_s_advice_for_programs_of_its_own_is_left_out(init: Callable[..., None]) -> None:
+    def fail() -> None:
+        raise ConnectionError(
+            "Could not find any running Ray instance. Please specify the one to connect to by "
+            "setting `--address` flag or `RAY_ADDRESS` environment variable."
+        )
+
+    init(fail)
+    with (
+        pytest.raises(ConfigError, match="belongs to no Ray cluster; look whether") as caught,
+        ray_cluster("auto"),
+    ):
+        pass
+    assert "--address" not in str(caught.value)
+
+
 @pytest.fixture
 def listener() -> Iterator[str]:
     """An address at which someone listens, and says nothing."""
