@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.dist.cluster_config import ClusterConfig, address_problems
 from agentrl.dist.config import PlacementConfig, PoolConfig
+from agentrl.dist.layout import MAX_RANKS
 from agentrl.dist.placement import DEFAULT_POOL, MIN_SHARE, count, pool_problems
 from agentrl.extras import missing_extra
 
@@ -105,8 +106,8 @@ def cluster_problems(config: Config) -> Iterator[str]:
         yield missing_extra("ray", "cluster=ray")
     if not 1 <= config.rollout.workers <= _MAX_WORKERS:
         yield f"rollout.workers={config.rollout.workers}: must be between 1 and {_MAX_WORKERS}"
-    if cluster.gpus < 0:
-        yield f"cluster.gpus={cluster.gpus}: must be at least 0"
+    if not 0 <= cluster.gpus <= MAX_RANKS:
+        yield f"cluster.gpus={cluster.gpus}: must be at least 0, and at most {MAX_RANKS}"
     if cluster.max_restarts < 0:
         yield f"cluster.max_restarts={cluster.max_restarts}: must be at least 0"
     yield from address_problems("cluster.address", cluster.address)

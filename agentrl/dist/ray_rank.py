@@ -17,7 +17,7 @@ from agentrl.dist.ranks import Ranks, join_ranks
 from agentrl.dist.ray_transport import Message, pack
 from agentrl.dist.rollout_worker import ProcessSetup
 from agentrl.dist.watchdog import StackSource, offer_stacks
-from agentrl.dist.worker import Worker
+from agentrl.dist.worker import Worker, in_words
 from agentrl.errors import AgentRLError
 
 ENTRY = "ray_rank.py:_invoke"
@@ -41,15 +41,27 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException) -> Failure:
         """Describe an error that is being handled."""
-        # Without its cause and traceback, which may not cross.
-        original = type(error)(*error.args) if isinstance(error, AgentRLError) else None
-        said = f"{type(error).__name__}: {error}"
+        original = _crossing(error) if isinstance(error, AgentRLError) else None
+        said = in_words(error)
         return cls(
             error=said,
             trace="".join(traceback.format_exception(type(error), error, _of_worker(error))),
             original=original,
             is_of_peer=original is None and ("onnection" in said or "peer" in said),
         )
+
+
+def _crossing(error: AgentRLError) -> AgentRLError | None:
+    """Return the error as it arrives elsewhere; None where its class does not allow it.
+
+    Without its cause and traceback, which may not cross.
+    """
+    try:
+        bare = type(error)(*error.args)
+        ray.cloudpickle.loads(ray.cloudpickle.dumps(bare))
+    except Exception:
+        return None
+    return bare
 
 
 def _of_worker(error: BaseException) -> TracebackType | None:

@@ -84,3 +84,11 @@ def call_spec(worker_class: type[Worker], method: str) -> CallSpec:
 def registered_methods(worker_class: type[Worker]) -> list[str]:
     """Return the names of the methods that groups call, sorted."""
     return sorted(name for name in dir(worker_class) if hasattr(getattr(worker_class, name), _MARK))
+
+
+def in_words(error: BaseException) -> str:
+    """Return type and message of an error, whose own text may fail as well."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__}, whose message cannot be shown"

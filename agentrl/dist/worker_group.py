@@ -9,7 +9,7 @@ import torch
 from agentrl.batch import Batch, RowView
 from agentrl.dist.dispatch import Call, Handle, Layout, Shard
 from agentrl.dist.ranks import Ranks
-from agentrl.dist.worker import Worker, call_spec
+from agentrl.dist.worker import Worker, call_spec, in_words
 from agentrl.errors import AgentRLError, WorkerError
 
 
@@ -112,7 +112,7 @@ class LocalWorkerGroup:
             return getattr(self._worker, method)(*own.args, **own.kwargs)
         except Exception as error:
             self._worker = None
-            self._ended = f"{method} raised {type(error).__name__}: {error}"
+            self._ended = f"{method} raised {in_words(error)}"
             if not isinstance(error, AgentRLError):
                 error.add_note(f"raised by {self._worker_class.__name__}.{method}, rank 0 of 1")
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,22 @@ class Reversed:
 
     def collect(self, results: Sequence[Any], calls: Sequence[Call | None], layout: Layout) -> Any:
         return list(results)[::-1]
+
+
+class Unpicklable(CheckpointError):
+    def __init__(self, *args: object) -> None:
+        super().__init__("cannot cross")
+        self.lock = threading.Lock()
+
+
+class TwoArguments(CheckpointError):
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"cannot cross, {one} and {two}")
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
 
 
 class Probe(Worker):
@@ -114,6 +131,13 @@ class Probe(Worker):
         if self.ranks.rank == rank:
             raise RuntimeError(message)
         dist.barrier()
+
+    @register(dispatch=OneToAll(), timeout_s=60)
+    def fail_oddly(self, how: str) -> Any:
+        """What comes back cannot be pickled, built again or shown."""
+        if how == "result":
+            return threading.Lock()
+        raise {"pickle": Unpicklable, "arguments": TwoArguments, "text": Speechless}[how](1, 2)
 
     @register(dispatch=OneToAll(), timeout_s=4)
     def hang_on(self, rank: int) -> None:

@@ -195,6 +195,23 @@ def test_an_error_comes_at_once_and_ends_the_group(room: None) -> None:
     assert nothing_is_reserved()
 
 
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("pickle", "rank 0 of 1 .*Probe.fail_oddly raised Unpicklable: cannot cross\n"),
+        ("arguments", "rank 0 of 1 .*Probe.fail_oddly raised TwoArguments: cannot cross, 1 and 2"),
+        ("text", "rank 0 of 1 .*raised Speechless, whose message cannot be shown\n"),
+        ("result", "rank 0 of 1 .*fail_oddly failed outside the worker"),
+    ],
+)
+def test_what_cannot_cross_is_told_in_words(room: None, how: str, said: str) -> None:
+    group = RayWorkerGroup(Probe, pool=PoolConfig(ranks=1))
+    with pytest.raises(WorkerError, match=said) as found:
+        group.call("fail_oddly", how)
+    if how != "result":
+        assert "in fail_oddly" in str(found.value)  # where it was raised
+
+
 def killed_while_called(group: RayWorkerGroup) -> None:
     pid = group.call("process")[1]
     threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()

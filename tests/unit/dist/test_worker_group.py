@@ -13,7 +13,7 @@ from agentrl.dist.worker import call_spec, register
 from agentrl.dist.worker_group import LocalWorkerGroup
 from agentrl.errors import CheckpointError, WorkerError
 
-from .group_workers import FakeBuilder, Probe, SumLoss
+from .group_workers import FakeBuilder, Probe, Speechless, SumLoss
 
 
 def ids_batch() -> Batch:
@@ -62,6 +62,14 @@ def test_the_first_error_ends_the_group_and_later_calls_name_it() -> None:
     assert "Probe.fail_on, rank 0 of 1" in "".join(found.value.__notes__)
     with pytest.raises(WorkerError, match="fail_on raised RuntimeError: boom"):
         group.call("add", 1)
+
+
+def test_an_error_without_words_ends_the_group_all_the_same() -> None:
+    group = LocalWorkerGroup(Probe)
+    with pytest.raises(Speechless):
+        group.call("fail_oddly", "text")
+    with pytest.raises(WorkerError, match="ended: fail_oddly raised Speechless, whose message"):
+        group.call("first")
 
 
 def test_a_group_that_was_shut_down_says_so() -> None:
