@@ -56,6 +56,15 @@ def test_a_refused_configuration_is_a_failure_among_others() -> None:
     assert found.planned is None and "memory plan" not in checks
 
 
+@pytest.mark.parametrize("text", [None, "[1]", '{"model_type": "qwen3"'])
+def test_a_model_that_cannot_be_read_is_a_failure(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    found = diagnose(["env.id=code_sandbox", f"model.path={tmp_path}"], deadline_s=60)
+    model = _by_name(found.checks)["model"]
+    assert model.status is Status.fail and str(tmp_path) in model.found
+
+
 @pytest.mark.parametrize("name", ["nope", "./nope.py:Nope"])
 def test_an_environment_that_does_not_exist_fails(name: str) -> None:
     found = diagnose([f"env.id='{name}'"], deadline_s=60)
