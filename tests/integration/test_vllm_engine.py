@@ -65,7 +65,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         )
         patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
         patch.setenv("AGENTRL_TEST_SPOIL", str(directory / "spoil"))
-        engine = VLLMEngine(model, config(lora_rank=4))
+        engine = VLLMEngine(model, config(lora_rank=4, max_batched_tokens=512))
         try:
             runner.run(engine.start())
             yield Served(engine, model, runner, directory / "spoil")
@@ -142,6 +142,22 @@ def test_the_core_itself_has_nothing_left_after_an_abort(sound: Served) -> None:
     assert left == 0
     assert {turn.stop_reason for turn in turns} == {StopReason.ABORT}
     assert sound.engine.num_unfinished == 0
+
+
+def test_prompts_that_no_single_step_can_take_are_sampled_as_if_alone(sound: Served) -> None:
+    prompts = [[(7 * i + j) % 100 for i in range(360)] for j in range(16)]
+    requests = [
+        ask(prompt, f"s{index}", max_tokens=4, seed=index) for index, prompt in enumerate(prompts)
+    ]
+
+    async def together() -> list[Generation]:
+        return await asyncio.gather(*(sound.engine.generate(item) for item in requests))
+
+    turns = sound.run(together())
+    for index in (0, 9, 15):
+        sound.run(sound.engine.update_weights(sound.model.named_parameters(), 0))
+        alone = sound.run(sound.engine.generate(requests[index]))
+        assert alone.ids == turns[index].ids
 
 
 def test_a_parameter_that_changes_behind_our_back_is_noticed(sound: Served) -> None:
