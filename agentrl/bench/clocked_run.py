@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from agentrl.agent.renderer import Renderer
 from agentrl.algo.config import CreditConfig
-from agentrl.bench.schedule_arms import Schedule, generate_by, turn_barrier
+from agentrl.bench.schedule_arms import Schedule, generate_by
 from agentrl.bench.schedule_floor import WorkDone
 from agentrl.bench.short_episodes import ShortEpisodes
 from agentrl.dist.engine import TrainEngine
@@ -227,18 +227,13 @@ async def _trainer(
 
 
 def _short(run: ClockedRun, engine: RolloutEngine) -> RunSample:
-    parties = run.prompts_per_step * run.num_samples
-    return ShortEpisodes(
-        generate_by(
-            run.schedule,
-            engine,
-            batch=run.engine.num_slots * run.num_replicas,
-            parties=parties,
-        ),
-        engine.end_session,
-        run.env,
-        barrier=turn_barrier(run.schedule, parties),
-    ).play
+    generate = generate_by(
+        run.schedule,
+        engine.generate,
+        batch=run.engine.num_slots * run.num_replicas,
+        parties=run.prompts_per_step * run.num_samples,
+    )
+    return ShortEpisodes(generate, engine.end_session, run.env).play
 
 
 class FakeParts:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from enum import StrEnum
 
-from agentrl.rollout.engine import RolloutEngine
 from agentrl.types import GenerateFn, GenerateRequest, Generation
 
 
@@ -32,8 +31,8 @@ class StaticBatches:
         parties: requests of a turn; all come before any is answered.
     """
 
-    def __init__(self, engine: RolloutEngine, *, size: int, parties: int) -> None:
-        self._engine = engine
+    def __init__(self, generate: GenerateFn, *, size: int, parties: int) -> None:
+        self._generate = generate
         self._size = size
         self._parties = parties
         self._asked: list[tuple[GenerateRequest, asyncio.Future[Generation]]] = []
@@ -54,9 +53,7 @@ class StaticBatches:
         try:
             for start in range(0, len(asked), self._size):
                 batch = asked[start : start + self._size]
-                generated = await asyncio.gather(
-                    *(self._engine.generate(request) for request, _ in batch)
-                )
+                generated = await asyncio.gather(*(self._generate(request) for request, _ in batch))
                 for (_, answer), generation in zip(batch, generated, strict=True):
                     if not answer.done():
                         answer.set_result(generation)
@@ -66,15 +63,36 @@ class StaticBatches:
                     answer.set_exception(error)
 
 
+class TurnBarrier:
+    """Generates a turn once everybody has asked for theirs: the one before has then ended for all.
+
+    Args:
+        parties: episodes; all have the same number of turns.
+    """
+
+    def __init__(self, generate: GenerateFn, *, parties: int) -> None:
+        self._generate = generate
+        self._barrier = asyncio.Barrier(parties)
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Wait for the others, then generate."""
+        await self._barrier.wait()
+        return await self._generate(request)
+
+
 def generate_by(
-    schedule: Schedule, engine: RolloutEngine, *, batch: int, parties: int
+    schedule: Schedule, generate: GenerateFn, *, batch: int, parties: int
 ) -> GenerateFn:
-    """Return how a turn is generated under a schedule."""
-    if schedule is Schedule.BATCH:
-        return StaticBatches(engine, size=batch, parties=parties).generate
-    return engine.generate
+    """Return how a turn is generated under a schedule.
 
-
-def turn_barrier(schedule: Schedule, parties: int) -> asyncio.Barrier | None:
-    """Return where the episodes of a step wait for each other after every turn, if they do."""
-    return None if schedule is Schedule.ASYNC else asyncio.Barrier(parties)
+    Args:
+        batch: requests of one call, for ``batch``.
+        parties: episodes that play at a time, each with the same number of turns.
+    """
+    match schedule:
+        case Schedule.BATCH:
+            return StaticBatches(generate, size=batch, parties=parties).generate
+        case Schedule.BARRIER:
+            return TurnBarrier(generate, parties=parties).generate
+        case Schedule.ASYNC:
+            return generate

@@ -34,7 +34,6 @@ class ShortEpisodes:
 
     Args:
         env: arguments of the environment.
-        barrier: where the episodes of a step wait for each other after every turn.
     """
 
     def __init__(
@@ -42,13 +41,10 @@ class ShortEpisodes:
         generate: GenerateFn,
         end_session: Callable[[str], Awaitable[None]],
         env: Mapping[str, Any],
-        *,
-        barrier: asyncio.Barrier | None = None,
     ) -> None:
         self._generate = generate
         self._end_session = end_session
         self._env = ClockEnv(**env)
-        self._barrier = barrier
 
     async def play(self, sample: Sample) -> Trajectory:
         """Play one episode."""
@@ -82,8 +78,6 @@ class ShortEpisodes:
                 )
             )
             await asyncio.sleep(self._env.latency_s(sample.seed, index))
-            if self._barrier is not None:
-                await self._barrier.wait()
         await self._end_session(name)
         return _trajectory(sample, name, ids, versions, turns, self._env.reward(sample.seed))
 

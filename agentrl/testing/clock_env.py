@@ -1,8 +1,13 @@
-"""An environment that takes the time of a tool, picked from a stored table."""
+"""An environment of fixed lengths that takes the time of a tool, picked from a stored table.
+
+On an ordinary event loop it waits for real: benchmarks use it with real engines.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import random
+import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,17 +17,22 @@ from agentrl.testing.tables import lognormal
 from agentrl.types import Action, Task
 
 
+LETTERS = string.ascii_uppercase
+"""A token each, for a tokenizer of bytes."""
+
+
 class ClockEnv:
     """An asynchronous environment: every answer comes after a latency that the seed picks.
 
-    Half of the episodes earn 1 in their last turn, the others nothing, as the seed says.
+    Episodes earn something between 0 and 1 in their last turn, as the seed says.
 
     Args:
         num_turns: of an episode.
         latency_median_s, latency_p99_s: of a lognormal distribution; both 0 for no latency.
         latency_limit_s: the tool's own deadline, at which it answers in any case.
-        answer: what the environment says after every turn but the last.
-        num_tasks: of a split.
+        prompt_chars: letters of the first prompt, drawn anew for every task.
+        answer_chars: letters that the environment says after every turn but the last.
+        num_tasks: of the split ``train``, which is the only one.
     """
 
     tools: Sequence[str] = ()
@@ -34,7 +44,8 @@ class ClockEnv:
         latency_median_s: float = 0.05,
         latency_p99_s: float = 3.0,
         latency_limit_s: float = 10.0,
-        answer: str = "Go on.",
+        prompt_chars: int = 6,
+        answer_chars: int = 6,
         num_tasks: int = 64,
     ) -> None:
         self.num_turns = num_turns
@@ -42,21 +53,25 @@ class ClockEnv:
             lognormal(median=latency_median_s, p99=latency_p99_s) if latency_median_s else None
         )
         self._limit_s = latency_limit_s
-        self._answer = answer
+        self._prompt_chars = prompt_chars
+        self._answer = _letters(answer_chars, "answer")
         self._num_tasks = num_tasks
         self._seed = 0
         self._turn = 0
 
     def tasks(self, split: str) -> list[Task]:
-        """Return ``num_tasks`` tasks that differ in their id only."""
-        return [Task(id=f"{split}-{index}", data={}) for index in range(self._num_tasks)]
+        """Return ``num_tasks`` tasks, each with letters of its own."""
+        return [
+            Task(id=f"{split}-{index}", data={"prompt": _letters(self._prompt_chars, index)})
+            for index in range(self._num_tasks if split == "train" else 0)
+        ]
 
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """Begin at once."""
         self._seed, self._turn = seed or 0, 0
-        return "Begin.", {}
+        return (options or {})["task"].data["prompt"], {}
 
     async def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Answer after the latency of the turn."""
@@ -73,7 +88,7 @@ class ClockEnv:
 
     def reward(self, seed: int) -> float:
         """Return what the episode of ``seed`` earns."""
-        return float(derive_seed(seed, "reward") % 2)
+        return derive_seed(seed, "reward") / 2**63
 
     async def tool_state(self, tool: str) -> Mapping[str, Any]:
         """Return nothing: it has no tools."""
@@ -81,3 +96,7 @@ class ClockEnv:
 
     async def close(self) -> None:
         """Hold nothing."""
+
+
+def _letters(number: int, *names: str | int) -> str:
+    return "".join(random.Random(derive_seed(0, *names)).choices(LETTERS, k=number))

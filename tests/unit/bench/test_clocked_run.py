@@ -44,13 +44,17 @@ LONG_TAILED_TOOL = ClockedRun(
 def test_one_step_ahead_makes_nearly_twice_the_steps_with_a_long_tailed_tool(
     tmp_path: Path,
 ) -> None:
-    found = {bound: played(ahead(LONG_TAILED_TOOL, bound), tmp_path / f"{bound}") for bound in (0, 1)}
+    found = {
+        bound: played(ahead(LONG_TAILED_TOOL, bound), tmp_path / f"{bound}") for bound in (0, 1)
+    }
     assert found[0].work.sampled_tokens == found[1].work.sampled_tokens
     assert found[0].staleness == 0 and found[1].staleness == 1
     assert found[0].step_s / found[1].step_s >= 1.8
 
 
-SHORT = ClockedRun(prompts_per_step=64, num_samples=8, num_steps=1, update_s=0.0, short_episodes=True)
+SHORT = ClockedRun(
+    prompts_per_step=64, num_samples=8, num_steps=1, update_s=0.0, short_episodes=True
+)
 WORK_BOUND = replace(
     SHORT,
     env={"num_turns": 2},
@@ -98,7 +102,7 @@ def test_the_same_run_takes_the_same_time_to_the_last_bit(tmp_path: Path) -> Non
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("window", [0, 64])
+@pytest.mark.parametrize("window", [0, 8])
 def test_the_driver_works_as_much_for_a_trajectory_however_many_there_are(
     window: int, tmp_path: Path
 ) -> None:
@@ -119,9 +123,10 @@ def test_the_driver_works_as_much_for_a_trajectory_however_many_there_are(
         assert result.work.num_trajectories == 8 * num_groups
         return counted.number
 
+    lines(8)  # fills caches
     few = (lines(16) - lines(8)) / 8
     many = (lines(128) - lines(96)) / 32
-    assert many <= 1.1 * few
+    assert many <= 1.05 * few
 
 
 def test_lines_are_counted_and_so_are_the_turns_of_a_loop_within_one() -> None:

@@ -82,6 +82,8 @@ def test_tables_have_the_tail_that_was_asked_for() -> None:
     ordered = sorted(table.values)
     assert ordered[len(ordered) // 2] == pytest.approx(0.05, rel=0.01)
     assert ordered[int(0.99 * len(ordered))] == pytest.approx(3.0, rel=0.05)
-    assert table.at(12345) == table.at(12345 + len(ordered)) == lognormal(
-        median=0.05, p99=3.0
-    ).at(12345)
+    assert (
+        table.at(12345)
+        == table.at(12345 + len(ordered))
+        == lognormal(median=0.05, p99=3.0).at(12345)
+    )

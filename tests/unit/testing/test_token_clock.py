@@ -104,7 +104,6 @@ def test_requests_end_when_a_step_by_step_simulation_says(jobs: list[Job], num_s
     assert run_virtual(main()) == pytest.approx(step_by_step(jobs, num_slots), rel=1e-6)
 
 
-
 def test_an_event_costs_the_same_however_long_the_answers_are() -> None:
     def events(scale: int) -> int:
         async def main() -> int:
