@@ -4,11 +4,9 @@ Token ``i`` of a request is a pure function of (logits, seed, i): the uniform nu
 counter (SplitMix64 over the seed and the token's index), not from the state of a generator, so
 the neighbours in a batch and the order of arrival cannot change it.
 
-**Which log-probability is recorded.** Always that of the *whole* vocabulary after temperature,
-``log_softmax(logits / temperature)[id]``, which a trainer can recompute from the weights alone.
-Where ``top_p`` or ``top_k`` cut the distribution, the token is drawn from the renormalised rest
-and the recorded value is still the uncut one: both limits stand in the request for whoever
-corrects for them. Greedy (temperature 0) records temperature 1.
+**Which log-probability is recorded.** That of the distribution the token was drawn from: after
+temperature, ``log_softmax(logits / temperature)[id]``, and where ``top_p`` or ``top_k`` cut it,
+renormalised over what was left. Greedy (temperature 0) records temperature 1, uncut.
 """
 
 from __future__ import annotations
@@ -72,8 +70,8 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> tuple[torch.Tensor, to
         batch: parameters of the B rows.
 
     Returns:
-        ids [B] int64, and their log-probabilities [B] float32 over the whole vocabulary after
-        temperature. A row whose logits are not finite gets a log-probability that is not finite.
+        ids [B] int64, and their log-probabilities [B] float32 under the distribution that they
+        were drawn from. A row whose logits are not finite gets one that is not finite.
     """
     device = logits.device
     logits = logits.float()
@@ -90,7 +88,8 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> tuple[torch.Tensor, to
         rows = torch.from_numpy(np.flatnonzero(cut)).to(device)
         top_p = torch.from_numpy(batch.top_p[cut].astype(np.float32)).to(device)
         top_k = torch.from_numpy(batch.top_k[cut].astype(np.int64)).to(device)
-        ids[rows] = _sample_cut(probs[rows], draw[rows], top_p, top_k)
+        ids[rows], mass = _sample_cut(probs[rows], draw[rows], top_p, top_k)
+        probs[rows] /= mass.unsqueeze(1)
     if greedy.any():
         rows = torch.from_numpy(np.flatnonzero(greedy)).to(device)
         ids[rows] = logits[rows].argmax(dim=-1)
@@ -116,8 +115,10 @@ def _inverse_cdf(probs: torch.Tensor, draw: torch.Tensor) -> torch.Tensor:
 
 def _sample_cut(
     probs: torch.Tensor, draw: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw from the smallest set of mass ``top_p`` within the ``top_k`` most likely: [R, V] -> [R].
+
+    Returns the ids, and the mass of each row's set.
 
     The set is the shortest prefix of the tokens in order of probability (ties by id) whose mass,
     renormalised over the top k, reaches ``top_p``; it is never empty.
@@ -129,5 +130,6 @@ def _sample_cut(
     before = ordered.cumsum(dim=-1) - ordered
     mass = ordered.sum(dim=-1, keepdim=True)
     keep = (before < top_p.unsqueeze(1) * mass) | (rank == 0)
-    picked = _inverse_cdf(ordered.masked_fill(~keep, 0.0), draw)
-    return order.gather(1, picked.unsqueeze(1)).squeeze(1)
+    kept = ordered.masked_fill(~keep, 0.0)
+    picked = _inverse_cdf(kept, draw)
+    return order.gather(1, picked.unsqueeze(1)).squeeze(1), kept.sum(dim=-1)

@@ -11,10 +11,10 @@ pool of replicas drives that as a :class:`~agentrl.weights.push.WeightSink`;
 :meth:`VLLMEngine.update_weights` does it for one.
 
 **Sampling.** Log-probabilities are those of the distribution that was sampled from: after
-temperature, and where ``top_p`` or ``top_k`` cut it, of what was left (the HF engine records the
-uncut one; training refuses to cut). A turn ends at its ``stop_token_ids`` and nowhere else. The
-same request gives the same tokens where logits are the same bits; on a GPU vLLM promises that in
-``deterministic`` mode, whatever else is in the batch.
+temperature, and where ``top_p`` or ``top_k`` cut it, of what was left (training refuses to cut). A
+turn ends at its ``stop_token_ids`` and nowhere else. The same request gives the same tokens where
+logits are the same bits; on a GPU vLLM promises that in ``deterministic`` mode, whatever else is in
+the batch.
 """
 
 from __future__ import annotations

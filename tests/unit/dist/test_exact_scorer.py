@@ -87,6 +87,7 @@ def test_the_mismatch_is_exactly_zero_in_every_update(family: str, temperature: 
         engine = HFEngine(copy.deepcopy(model), SHAPES)
         await engine.start()
         try:
+            batch, mask = Batch.from_rows({"ids": []}), torch.zeros(0, dtype=torch.bool)
             for step in range(3):
                 await engine.update_weights(trainer.export_params(), step)
                 batch = await play(engine, temperature=temperature, seed=step)

@@ -54,13 +54,20 @@ def test_samples_follow_the_tempered_softmax(temperature: float) -> None:
     assert torch.allclose(frequencies(logits, temperature=temperature), expected, atol=0.01)
 
 
-def test_log_probability_is_that_of_the_whole_vocabulary_after_temperature() -> None:
+def test_log_probability_is_that_of_the_distribution_that_was_drawn_from() -> None:
     logits = torch.randn(64, 50, generator=torch.Generator().manual_seed(0))
-    cuts: list[dict[str, Any]] = [{}, {"top_p": 0.5}, {"top_k": 3}]
-    for how in cuts:
+    probs = torch.softmax(logits / 0.7, dim=-1)
+    ordered = probs.sort(dim=-1, descending=True).values
+    third = ordered[:, 2:3]
+    before = ordered.cumsum(-1) - ordered
+    last = torch.where(before < 0.5, ordered, 1.0).amin(-1, keepdim=True)
+    kept = {"all": probs >= 0, "top_k": probs >= third, "top_p": probs >= last}
+    cuts: dict[str, dict[str, Any]] = {"all": {}, "top_p": {"top_p": 0.5}, "top_k": {"top_k": 3}}
+    for name, how in cuts.items():
         ids, logprobs = sample(logits, batch(64, temperature=0.7, **how))
-        expected = torch.log_softmax(logits / 0.7, dim=-1).gather(1, ids[:, None])[:, 0]
-        assert torch.allclose(logprobs, expected, atol=1e-6)
+        cut = probs * kept[name]
+        expected = (cut / cut.sum(-1, keepdim=True)).gather(1, ids[:, None])[:, 0].log()
+        assert torch.allclose(logprobs, expected, atol=1e-6), name
 
 
 def test_greedy_takes_the_maximum_and_reports_temperature_one() -> None:
