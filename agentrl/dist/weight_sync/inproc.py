@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
+
+import torch
 
 from agentrl.dist.engine import TrainEngine
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.weights.checksum import StreamSums
-from agentrl.weights.served import ServedWeights, refuse_other_weights
+from agentrl.weights.push import WeightSink
+from agentrl.weights.served import ServedWeights, WeightSpec, refuse_other_weights
 
 
 class InprocWeightSync:
@@ -28,13 +32,22 @@ class InprocWeightSync:
                 that they are of another version.
         """
         start = time.perf_counter()
-        sums = StreamSums({spec.name: spec.dtype for spec in rollout_engine.weight_specs()})
-        params = sums.watch(train_engine.export_params())
-        served = await rollout_engine.update_weights(params, version)
-        sent = ServedWeights(version=version, sums=sums.result())
-        refuse_other_weights(sent, served, where="the engine")
+        specs = rollout_engine.weight_specs()
+        params = train_engine.export_params()
+        if isinstance(rollout_engine, WeightSink) and rollout_engine.num_receivers:
+            # Sums are taken where buckets are packed, and compared with the engine's there.
+            await rollout_engine.update_weights(params, version)
+        else:
+            sums = StreamSums({spec.name: spec.dtype for spec in specs})
+            served = await rollout_engine.update_weights(sums.watch(params), version)
+            sent = ServedWeights(version=version, sums=sums.result())
+            refuse_other_weights(sent, served, where="the engine")
         return {
             "weight_sync/seconds": time.perf_counter() - start,
-            "weight_sync/bytes": float(sums.num_bytes),
+            "weight_sync/bytes": float(sum(map(_num_bytes, specs))),
             "weight_sync/checksum_ok": 1.0,
         }
+
+
+def _num_bytes(spec: WeightSpec) -> int:
+    return math.prod(spec.shape) * getattr(torch, spec.dtype).itemsize
