@@ -87,7 +87,6 @@ def test_the_mismatch_is_exactly_zero_in_every_update(family: str, temperature: 
         engine = HFEngine(copy.deepcopy(model), SHAPES)
         await engine.start()
         try:
-            batch, mask = Batch.from_rows({"ids": []}), torch.zeros(0, dtype=torch.bool)
             for step in range(3):
                 await engine.update_weights(trainer.export_params(), step)
                 batch = await play(engine, temperature=temperature, seed=step)
@@ -102,8 +101,10 @@ def test_the_mismatch_is_exactly_zero_in_every_update(family: str, temperature: 
                 assert torch.equal(found["logprobs/tokens"][mask], batch.tokens["logprobs"][mask])
                 assert found["ratio_max"] == 1.0 and found["kl"] == 0.0
                 assert any(not torch.equal(before[n], p) for n, p in model.named_parameters())
-            stale = trainer.infer_batch(batch, tokens_per_micro_batch=BUDGET)["logprobs"]
-            assert not torch.equal(stale[mask], batch.tokens["logprobs"][mask])
+            stale = await play(engine, temperature=temperature, seed=9)
+            mask = stale.tokens["loss_mask"]
+            scored = trainer.infer_batch(stale, tokens_per_micro_batch=BUDGET)["logprobs"]
+            assert not torch.equal(scored[mask], stale.tokens["logprobs"][mask])
         finally:
             await engine.close()
 
