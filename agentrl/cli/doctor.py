@@ -44,8 +44,8 @@ def command(env_id: str | None, as_json: bool, overrides: tuple[str, ...]) -> No
             show(found.planned, Console())
         for check in found.checks:
             mark = click.style(f"{check.status:4}", fg=_COLOURS[check.status])
-            click.echo(f"{mark}  {check.name:16} {check.found}")
+            click.echo(f"{mark}  {check.name:18} {check.found}")
             for line in check.fix.splitlines():
-                click.echo(f"{'':23}{line}")
+                click.echo(f"{'':25}{line}")
     if found.failed:
         raise click.exceptions.Exit(1)

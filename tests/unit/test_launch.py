@@ -68,8 +68,8 @@ def test_tasks_that_never_come_end_the_start(tmp_path: Path) -> None:
         ),
         (
             ["model.path=tiny", "rollout.max_context_tokens=4096"],
-            "rollout.max_context_tokens=4096, of which rollout.max_response_tokens=512 may be "
-            "sampled, is above the 1024 positions of the model 'tiny'",
+            "'tiny' has 1024 positions, and rollout.max_context_tokens=4096 with the prompt takes "
+            "more; these settings work together: rollout.max_context_tokens=1024 ",
         ),
     ],
 )
