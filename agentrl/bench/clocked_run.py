@@ -1,13 +1,13 @@
 """A whole training run on the token clock: only model, tool and optimizer are fake.
 
-Agent loop, groups, producer, buffer and trainer are the real code; the virtual time that a run takes
-says what its schedule is worth.
+Agent loop, groups, producer, buffer and trainer are the real code; the virtual time that a run
+takes says what its schedule is worth.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -239,8 +239,8 @@ def _short(run: ClockedRun, engine: RolloutEngine) -> RunSample:
 class FakeParts:
     """Everything of a run that computes or writes: it takes virtual time, or none.
 
-    As the engine of ``actor`` it has trained; as learner an update takes ``update_s``; as weights it
-    updates the rollout engine.
+    As the engine of ``actor`` it has trained; as learner an update takes ``update_s``; as weights
+    it updates the rollout engine.
     """
 
     num_updates, num_skipped = 1, 0
@@ -279,16 +279,16 @@ class FakeParts:
         """Return nothing: there is no state."""
         return {}
 
-    def save(self, step: int, engines: Any, progress: Any, *, score: float | None) -> None:
+    def save(self, step: int, parts: Any, progress: Any, *, score: float | None) -> None:
         """Write nothing."""
 
     def flush(self) -> None:
         """Nothing is being written."""
 
-    def log(self, metrics: dict[str, Any], step: int) -> None:
+    def log(self, metrics: Mapping[str, Any], step: int) -> None:
         """Keep the line of a step."""
         if step:
-            self.lines.append(metrics)
+            self.lines.append(dict(metrics))
 
     def close(self) -> None:
         """Hold nothing."""

@@ -56,8 +56,8 @@ def refuse_busy_gpu() -> None:
     free, total = torch.cuda.mem_get_info()
     if total - free > MAX_FOREIGN_BYTES:
         raise BenchError(
-            f"{(total - free) >> 20} MiB of the GPU's memory are in use by other processes: figures "
-            "would be theirs too; end them, or choose another GPU with CUDA_VISIBLE_DEVICES"
+            f"{(total - free) >> 20} MiB of the GPU's memory are in use by other processes: "
+            "figures would be theirs too; end them, or choose another GPU with CUDA_VISIBLE_DEVICES"
         )
 
 
@@ -68,18 +68,23 @@ def measure_ceilings() -> Device:
     float32 on a CPU.
     """
     on_gpu = torch.cuda.is_available()
-    device = "cuda" if on_gpu else "cpu"
-    values = torch.randn((1 << 30 if on_gpu else 1 << 24,), device=device, dtype=torch.float32)
-    bytes_per_s = values.nbytes / _seconds(lambda: values.sum(), on_gpu)
-    del values
-    size, dtype = (8192, torch.bfloat16) if on_gpu else (1024, torch.float32)
-    left = torch.randn((size, size), device=device, dtype=dtype)
-    right = torch.randn((size, size), device=device, dtype=dtype)
-    flops_per_s = 2 * size**3 / _seconds(lambda: left @ right, on_gpu)
-    del left, right
+    found = Device(bytes_per_s=_read_rate(on_gpu), flops_per_s=_product_rate(on_gpu))
     if on_gpu:
         torch.cuda.empty_cache()
-    return Device(bytes_per_s=bytes_per_s, flops_per_s=flops_per_s)
+    return found
+
+
+def _read_rate(on_gpu: bool) -> float:
+    values = torch.randn(1 << 30 if on_gpu else 1 << 24, device="cuda" if on_gpu else "cpu")
+    return values.nbytes / _seconds(values.sum, on_gpu)
+
+
+def _product_rate(on_gpu: bool) -> float:
+    size, dtype = (8192, torch.bfloat16) if on_gpu else (1024, torch.float32)
+    device = "cuda" if on_gpu else "cpu"
+    left = torch.randn((size, size), device=device, dtype=dtype)
+    right = torch.randn((size, size), device=device, dtype=dtype)
+    return 2 * size**3 / _seconds(lambda: left @ right, on_gpu)
 
 
 def _seconds(work: Callable[[], Any], on_gpu: bool, repeats: int = 5) -> float:

@@ -40,7 +40,7 @@ class Arm:
 
     @property
     def halves_differ(self) -> float:
-        """Ratio of the medians of even and odd repeats: what the arm differs from itself by."""
+        """Ratio of the medians of even and odd repeats: how far the arm is from itself."""
         if len(self.seconds) < 2:
             return 1.0
         even, odd = statistics.median(self.seconds[::2]), statistics.median(self.seconds[1::2])

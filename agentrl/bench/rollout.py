@@ -20,8 +20,8 @@ from agentrl.bench.results import Arm, interleaved, refuse_unequal_work
 from agentrl.bench.schedule_arms import Schedule, generate_by
 from agentrl.bench.schedule_floor import WorkDone
 from agentrl.config.schema import Config
-from agentrl.playground import open_playground
 from agentrl.plan import make_plan
+from agentrl.playground import open_playground
 from agentrl.rollout.groups import Sample
 from agentrl.rollout.stage import Stage
 from agentrl.seeding import derive_seed
@@ -168,6 +168,9 @@ def _floor(
     return done.optimum_s(num_replicas=1)
 
 
+HEADERS = ("arm", "median s", "min", "max", "tokens/s", "speed-up", "of floor", "A vs A")
+
+
 def rows(arms: Sequence[Arm], floor_s: float) -> list[list[Any]]:
     """Return a line per arm, the slowest first."""
     slowest = max(arm.median_s for arm in arms)
@@ -176,7 +179,7 @@ def rows(arms: Sequence[Arm], floor_s: float) -> list[list[Any]]:
             arm.name,
             arm.median_s,
             *arm.range_s,
-            arm.work[0]["tokens"] / arm.seconds[0],
+            sum(done["tokens"] for done in arm.work) / sum(arm.seconds),
             slowest / arm.median_s,
             floor_s / arm.median_s,
             arm.halves_differ,

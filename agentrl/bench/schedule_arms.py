@@ -1,7 +1,7 @@
 """Other schedules than ours, to compare with: what waits for what between the turns of a step.
 
-* ``batch``: a call generates for a fixed batch and ends with its longest answer; then the next batch
-  begins; tools run when all batches of the turn are done.
+* ``batch``: a call generates for a fixed batch and ends with its longest answer; then the next
+  batch begins. The next turn begins as with ``barrier``.
 * ``barrier``: all requests of a turn go to the engines at once, which fill their slots as answers
   end; the next turn begins when every answer and every tool of this one is there.
 * ``async``: each episode goes on by itself. This is how agentrl plays.

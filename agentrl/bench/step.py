@@ -28,11 +28,12 @@ from agentrl.bench.phases import (
 from agentrl.bench.results import EQUAL_WORK
 from agentrl.launch import open_trainer
 from agentrl.testing.decode_time import Device, EngineCost, ModelShape
+from agentrl.train.assemble import TrainBatch
 from agentrl.train.compute_thread import ComputeThread
 from agentrl.train.learner import Learner
-from agentrl.train.parts import Placement
+from agentrl.train.parts import Metrics, Placement
 from agentrl.train.trainer import Trainer
-from agentrl.types import Trajectory
+from agentrl.types import Trajectory, TrajectoryGroup
 
 _NUM_TRACED_PASSES = 3
 """An update costs three forward passes: one forward, two backward."""
@@ -122,13 +123,13 @@ def watch(trainer: Trainer) -> tuple[IntervalMeter, list[list[Trajectory]]]:
     trainer.compute = cast(ComputeThread, _WatchedCompute(trainer.compute, meter))
     assemble, describe = trainer.assemble, trainer.describe
 
-    def watched(groups: Sequence[Any]) -> Any:
+    def watched(groups: Sequence[TrajectoryGroup]) -> TrainBatch:
         played.append([member for group in groups for member in group.recorded])
         return assemble(groups)
 
-    def described(*args: Any) -> Any:
+    def described(groups: Sequence[TrajectoryGroup], batch: TrainBatch) -> Metrics:
         with meter.span("describe"):
-            return describe(*args)
+            return describe(groups, batch)
 
     trainer.assemble = watched
     trainer.describe = described
@@ -189,7 +190,7 @@ class _WatchedPlacement:
 class _NoCheckpoints:
     """A benchmark is not resumed."""
 
-    def save(self, step: int, engines: Any, progress: Any, *, score: float | None) -> None:
+    def save(self, step: int, parts: Any, progress: Any, *, score: float | None) -> None:
         """Write nothing."""
 
     def flush(self) -> None:
@@ -258,6 +259,9 @@ def step_floor(work: FixedWork, shape: ModelShape, device: Device) -> dict[str, 
         "update": _NUM_TRACED_PASSES * pass_s,
         "sync": 4 * shape.matmul_params / device.bytes_per_s,
     }
+
+
+HEADERS = ("phase", "median s", "min", "max", "share", "floor s", "of floor")
 
 
 def rows(result: StepResult, floor: Mapping[str, float]) -> list[list[Any]]:

@@ -23,6 +23,7 @@ _VERBS = {
     "envs": "List, show and check environments.",
     "tools": "List, check and call tools.",
     "sandbox": "Check sandboxes, run code in one.",
+    "bench": "Measure rollouts, weight syncs and whole steps.",
     "doctor": "Plan the memory of a run and check this machine.",
 }
 
