@@ -138,10 +138,25 @@ def _build(folder: Path) -> tuple[Any, Any]:
 
 
 def resolve_device(device: str) -> str:
-    """Return ``device``, with ``auto`` as CUDA where there is one."""
-    if device != "auto":
-        return device
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    """Return ``device``, with ``auto`` as CUDA where there is one.
+
+    Raises:
+        ConfigError: this process sees no such GPU.
+    """
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    kind, _, index = device.partition(":")
+    found = torch.cuda.device_count() if kind == "cuda" else 1
+    if kind == "cuda" and int(index or 0) >= found:
+        raise ConfigError(
+            f"model.device={device!r}: this process sees {found} GPUs of CUDA; write "
+            + (
+                f"cuda:0 to cuda:{found - 1}"
+                if found
+                else "cpu, or auto, which takes what there is"
+            )
+        )
+    return device
 
 
 def positions_of(model: Any) -> int | None:

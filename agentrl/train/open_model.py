@@ -23,7 +23,13 @@ from agentrl.dist.lora import Adapters, attach_adapters, is_adapter
 from agentrl.dist.sharded_state import load_full
 from agentrl.dist.train_state import MODEL_PREFIX
 from agentrl.errors import CheckpointError, ConfigError
-from agentrl.model.load import LoadedModel, load_model, load_tokenizer, load_with_weights
+from agentrl.model.load import (
+    LoadedModel,
+    load_model,
+    load_tokenizer,
+    load_with_weights,
+    resolve_device,
+)
 from agentrl.sandbox.base import SandboxProvider
 from agentrl.train.checkpoint import Checkpoint, CheckpointStore
 from agentrl.train.config import TINY, ModelConfig
@@ -54,7 +60,9 @@ async def open_model(
         ModelError: nothing that can be loaded stands at ``config.path``.
         CheckpointError: it is a run directory without a sound checkpoint.
         EnvError: ``tiny`` for an environment without demonstrations; says what to do.
+        ConfigError: there is no such device.
     """
+    resolve_device(config.device)  # before the embedded model is made for it
     if config.path == TINY:
         with warm_start_progress(quiet) as show:
             start = await warm_start(

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agentrl.errors import ModelError
+from agentrl.errors import ConfigError, ModelError
 from agentrl.model import gguf, load
-from agentrl.model.load import load_model, load_with_weights, positions_of
+from agentrl.model.load import load_model, load_with_weights, positions_of, resolve_device
 from agentrl.model.tiny import train_tokenizer
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -269,3 +269,15 @@ def test_models_that_are_loaded_at_once_keep_their_tied_embeddings(saved: Path) 
     for found in (*loaded, later):
         model = found.model
         assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+
+
+@pytest.mark.parametrize(("num_gpus", "device"), [(0, "cuda"), (0, "cuda:0"), (2, "cuda:2")])
+def test_a_gpu_that_is_not_there_is_refused(
+    monkeypatch: pytest.MonkeyPatch, num_gpus: int, device: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    with pytest.raises(
+        ConfigError, match=rf"model.device='{device}': this process sees {num_gpus}"
+    ):
+        resolve_device(device)
+    assert resolve_device("cpu") == "cpu"
