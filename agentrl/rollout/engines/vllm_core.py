@@ -23,6 +23,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ from agentrl.rollout.engines.vllm_wire import (
     Setup,
 )
 
-_FIELDS_WITHOUT_USE = ("mm_features", "pooling_params", "cache_salt", "data_parallel_rank")
+_FIELDS_WITHOUT_USE = ("mm_features", "pooling_params", "data_parallel_rank")
 """Of vLLM's ``EngineCoreRequest``, without a default."""
 
 
@@ -99,6 +100,8 @@ class EngineLoop:
         self._turns = TurnTable()
         self._idle_calls: list[Call] = []
         self._adapter: Any = None
+        self._num_updates = 0
+        """Of what makes cached keys and values wrong."""
         self._specs = self._workers("agentrl_map", dict(setup.expected))[0]
         self._make_request = _request_maker()
         self.outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -121,6 +124,7 @@ class EngineLoop:
             can_sleep=bool(self._config.model_config.enable_sleep_mode),
             positional_noise=bool(getattr(self._config, "use_v2_model_runner", False)),
             num_cache_tokens=blocks * (cache.block_size or 0),
+            shared_files=_shared_files(),
         )
 
     # ------------------------------------------------------------------ messages
@@ -130,7 +134,7 @@ class EngineLoop:
         if isinstance(message, Add):
             try:
                 prepared, _ = self._core.preprocess_add_request(
-                    self._make_request(message, self._adapter)
+                    self._make_request(message, self._adapter, str(self._num_updates))
                 )
             except Exception as error:
                 self.outbox.put(Refused(message.key, f"{type(error).__name__}: {error}"))
@@ -192,7 +196,7 @@ class EngineLoop:
             except queue.Empty:
                 pass
             if self._failed_worker.is_set():
-                raise RuntimeError("a tensor-parallel rank of the engine ended")
+                raise RuntimeError("a tensor-parallel rank ended")
             if self._busy():
                 self._step()
 
@@ -235,7 +239,7 @@ class EngineLoop:
         if self._adapter is not None:
             self._core.remove_lora(self._adapter.lora_int_id)
             self._adapter = None
-        self._reset_prefixes()
+        self._forget_prefixes()
         sums: dict[str, list[int]] = {}
         for of_rank in self._workers("agentrl_sums"):
             for name, value in of_rank.items():
@@ -253,22 +257,27 @@ class EngineLoop:
         if before is not None:
             self._core.remove_lora(before.lora_int_id)
         self._adapter = adapter
-        self._reset_prefixes()
+        self._forget_prefixes()
 
     def call_sleep(self, level: int) -> None:
         """Give memory back."""
         self._core.sleep(level)
 
     def call_wake(self, tags: list[str] | None) -> None:
-        """Take it again."""
+        """Take it again; the cache holds whatever the memory does."""
         self._core.wake_up(tags)
+        self._forget_prefixes()
 
-    def _reset_prefixes(self) -> None:
-        if not self._core.reset_prefix_cache():
-            raise RuntimeError("vLLM refused to forget its prefixes: blocks are still in use")
+    def _forget_prefixes(self) -> None:
+        """Let no later request find what was computed until now.
+
+        Prompts get another salt. vLLM's own reset goes over every block of the cache, which takes
+        tens of milliseconds on a GPU; what is there already leaves as any other block does.
+        """
+        self._num_updates += 1
 
 
-def _request_maker() -> Callable[[Add, Any], Any]:
+def _request_maker() -> Callable[[Add, Any, str], Any]:
     """Return what turns a message into vLLM's request, by the fields this version has."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
     from vllm.v1.engine import EngineCoreRequest
@@ -283,13 +292,14 @@ def _request_maker() -> Callable[[Add, Any], Any]:
         "skip_clone": True,
     }
 
-    def make(message: Add, adapter: Any) -> Any:
+    def make(message: Add, adapter: Any, salt: str) -> Any:
         return EngineCoreRequest(
             request_id=str(message.key),
             prompt_token_ids=np.frombuffer(message.prompt, dtype=np.int32).tolist(),
             sampling_params=SamplingParams(**shared, **message.sampling),
             arrival_time=time.time(),
             lora_request=adapter,
+            cache_salt=salt,
             **unused,
         )
 
@@ -325,6 +335,19 @@ def _end_group() -> None:
     if os.getpgid(0) == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
+
+
+def _shared_files() -> list[str]:
+    """Return the shared memory that this process and its ranks have mapped."""
+    found: set[str] = set()
+    for directory in Path("/proc").iterdir():
+        try:
+            if os.getpgid(int(directory.name)) == os.getpid():
+                maps = (directory / "maps").read_text().splitlines()
+                found |= {line.split(maxsplit=5)[-1] for line in maps if " /dev/shm/" in line}
+        except (ValueError, OSError):  # no process, or one that has ended
+            continue
+    return sorted(found)
 
 
 def _explained(error: BaseException) -> str:
