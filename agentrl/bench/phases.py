@@ -3,7 +3,7 @@
 Work overlaps: engines generate while a tool runs elsewhere, or while the optimizer works. A moment
 belongs to the first of :data:`PHASES` that was going on; ``wait`` is a moment in which the loop
 waited for episodes and none of them generated, ran a tool or was graded. What is left has nobody to
-own it (``other``), and a report with more than 2 % of that is refused.
+own it (``other``): a report with more than 2 % of that says so.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Arm:
 
 
 def interleaved(names: Sequence[str], repeats: int) -> list[str]:
-    """Return the order of the runs: A B B A A B B A, so that drift of the machine hits all alike."""
+    """Return the order of the runs, A B B A A B B A: drift of the machine hits all alike."""
     order: list[str] = []
     for turn in range(repeats):
         order += names if turn % 2 == 0 else reversed(names)

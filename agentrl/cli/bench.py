@@ -113,7 +113,7 @@ def rollout(
 
 
 @command.command("sync")
-@click.option("--shape", default="small", show_default=True, help="small, 0.5b or 1.7b.")
+@click.option("--shape", default="small", show_default=True, help="tiny, small, 0.5b or 1.7b.")
 @click.option("--device", default=None, help="cpu or cuda; CUDA where there is one.")
 @click.option("--arms", default="", help="Names, with commas between them; all unless given.")
 @click.option("--bucket-mb", default=64, show_default=True)
@@ -197,6 +197,7 @@ def step(
     prepare_process(threads)
     from agentrl.bench.fixed_work import FixedWork
     from agentrl.bench.machine import refuse_busy_gpu
+    from agentrl.bench.phases import MAX_OTHER
     from agentrl.bench.results import interleaved, table
     from agentrl.bench.step import HEADERS, StepResult, measure_steps, rows, step_floor
 
@@ -222,6 +223,12 @@ def step(
             )
             results[name].extend(found)
     floor = step_floor(asked, shape, ceilings)
+    for result in results.values():
+        if result.unowned > MAX_OTHER:
+            _tell(
+                f"{result.arm}: {result.unowned:.1%} of the time has no owner, at most "
+                f"{MAX_OTHER:.0%} should: the steps are very short, or something lacks a span"
+            )
     tables = [
         f"{result.arm}: {result.sampled_tokens[0]:,} tokens sampled, "
         f"{result.context_tokens[0]:,} trained on, {len(result.steps)} steps\n"

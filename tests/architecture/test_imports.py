@@ -61,7 +61,7 @@ ALLOWED: dict[str, set[str]] = {
 PACK_ALLOWED = BASE | {"env", "tool", "sandbox"}
 # Wiring: may import everything.
 TOP = {"launch", "plan", "engines", "rollouts", "cluster", "resume", "playground", "play", "sft"}
-TOP |= {"__init__", "cli", "memory_plan", "doctor", "limits", "resuming", "sft_start"}
+TOP |= {"__init__", "cli", "memory_plan", "doctor", "bench", "limits", "resuming", "sft_start"}
 
 
 def _modules() -> list[Path]:

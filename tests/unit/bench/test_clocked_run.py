@@ -1,4 +1,4 @@
-"""What schedules are worth, in virtual time: the real loop with a fake model, tool and optimizer."""
+"""What schedules are worth in virtual time: the real loop, a fake model, tool and optimizer."""
 
 from __future__ import annotations
 
