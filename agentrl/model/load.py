@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from agentrl.errors import ModelError
+from agentrl.errors import ConfigError, ModelError
 from agentrl.model.gguf import converted
 
 HUB_TIMEOUT_S = 2.0
@@ -150,11 +150,7 @@ def resolve_device(device: str) -> str:
     if kind == "cuda" and int(index or 0) >= found:
         raise ConfigError(
             f"model.device={device!r}: this process sees {found} GPUs of CUDA; write "
-            + (
-                f"cuda:0 to cuda:{found - 1}"
-                if found
-                else "cpu, or auto, which takes what there is"
-            )
+            + (f"cuda:0 to cuda:{found - 1}" if found else "cpu, or auto")
         )
     return device
 
