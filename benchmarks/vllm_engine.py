@@ -220,9 +220,8 @@ def raw_arm(
                 text=True,
             )
         )
+        _answer(replicas[-1])  # one by one: vLLM measures free memory while it starts
     try:
-        for process in replicas:
-            _answer(process)
         return [_raw_pass(replicas) for _ in range(options.passes + 1)]
     finally:
         for process in replicas:

@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,7 @@ class EngineProcess:
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
         self._last_words = ""
+        self._shared_files: Sequence[str] = ()
         self._serves = self._closing = self._killed = False
         self.lost: EngineLost | None = None
         """Why nothing can be sent any more."""
@@ -86,6 +87,7 @@ class EngineProcess:
             async with asyncio.timeout(timeout_s):
                 ready = await self._ready
                 self._serves = True
+                self._shared_files = ready.shared_files
                 return ready
         except TimeoutError:
             await self.close()
@@ -159,6 +161,8 @@ class EngineProcess:
         self._killed = True
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
+        for path in self._shared_files:
+            Path(path).unlink(missing_ok=True)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:

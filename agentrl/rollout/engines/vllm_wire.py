@@ -47,6 +47,8 @@ class Ready:
     on needs no seed of its own."""
     num_cache_tokens: int
     """That fit into the KV cache; 0 where unknown."""
+    shared_files: Sequence[str]
+    """Shared memory of the ranks, which stays behind when they are killed."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
