@@ -15,9 +15,9 @@ Arms, for each precision:
 * ``exact`` (fp32 and ``--engine hf`` only): the trainer in the engine's own operations,
   ``actor.exact``. The largest difference is to be 0.0.
 
-The first token above a threshold is named for each, and whether a run would stop at its first step
-(``failure.max_start_mismatch``, 1.05; in fp32 also the strict setting, 1.0001), and for stale
-weights what the check after every sync says.
+The first token above a threshold is named for each; whether a run would stop at its first step
+(``failure.max_start_mismatch``, 1.15; in fp32 also the strict setting, 1.0001) or warn; and for
+stale weights what the check after every sync says.
 
 Run: ``python benchmarks/mismatch.py [--engine hf|vllm] [--precision fp32 bf16] [--sessions 8]
 [--tokens 24] [--model PATH] [--lr 1e-5] [--json FILE]``
@@ -61,8 +61,10 @@ from agentrl.weights.served import ServedWeights, refuse_other_weights
 MAX_CONTEXT = 512
 THRESHOLD = 0.1
 """Nats above which a difference is named."""
-LIMIT, STRICT_LIMIT = 1.05, 1.0001
-"""``failure.max_start_mismatch``: by default, and as suits float32."""
+LIMIT, WARN_LIMIT, STRICT_LIMIT = 1.15, 1.05, 1.0001
+"""``failure.max_start_mismatch`` and ``warn_mismatch``; and what suits float32."""
+MAX_ROUNDS = 6
+"""Batches that are sampled until one holds a turn which tokenizes otherwise."""
 QUESTIONS = [
     "Write a short Python function that adds two numbers.",
     "What is the capital of France, and why is it famous?",
@@ -136,11 +138,17 @@ def make_trainer(model: Any, precision: Precision, temperature: float, lr: float
 
 
 async def sample(
-    engine: RolloutEngine, tokenizer: Any, args: argparse.Namespace, temperature: float
+    engine: RolloutEngine,
+    tokenizer: Any,
+    args: argparse.Namespace,
+    temperature: float,
+    *,
+    first: int = 0,
 ) -> Batch:
-    """Play sessions of ``args.turns`` turns."""
+    """Play sessions of ``args.turns`` turns, numbered from ``first``."""
+    numbers = range(first, first + args.sessions)
     rows = await asyncio.gather(
-        *(_session(engine, tokenizer, args, temperature, i) for i in range(args.sessions))
+        *(_session(engine, tokenizer, args, temperature, number) for number in numbers)
     )
     columns = zip(("ids", "loss_mask", "logprobs", "turn"), zip(*rows, strict=True), strict=True)
     return Batch.from_rows({name: [torch.tensor(row) for row in parts] for name, parts in columns})
@@ -267,7 +275,7 @@ def who_catches(metrics: dict[str, float], precision: Precision) -> str:
         return f"start gate {LIMIT:g}"
     if precision is Precision.fp32 and not found <= STRICT_LIMIT:
         return f"start gate {STRICT_LIMIT:g}"
-    return ""
+    return "" if found <= WARN_LIMIT else f"warning {WARN_LIMIT:g}"
 
 
 async def run_precision(
@@ -308,6 +316,10 @@ async def run_precision(
     cooler = await sample(engine, tokenizer, args, 0.6)
     add("sound T=0.6", cooler, score(warm, cooler), cooler.tokens["logprobs"])
     changed, num_changed = retokenized(batch, tokenizer)
+    for attempt in range(1, MAX_ROUNDS):
+        if not num_changed:  # most turns are tokenized as they were sampled
+            more = await sample(engine, tokenizer, args, 1.0, first=attempt * args.sessions)
+            changed, num_changed = retokenized(more, tokenizer)
     name = f"retokenized ({num_changed} turns)"
     add(name, changed, score(plain, changed), changed.tokens["logprobs"])
     add("raw logprobs T=0.6", cooler, score(warm, cooler), score(plain, cooler))

@@ -208,8 +208,8 @@ def _failure(config: Config) -> Iterable[str]:
     for name in ("max_start_mismatch", "warn_mismatch"):
         if not (value := getattr(failure, name)) >= 1:
             yield (
-                f"failure.{name}={value}: a mean of exp(|difference|) is never below 1; 1.05 suits "
-                "bfloat16, 1.0001 float32"
+                f"failure.{name}={value}: a mean of exp(|difference|) is never below 1; 1.05 is "
+                "near for bfloat16, 1.0001 for float32"
             )
     if not failure.max_mismatch_kl > 0:
         yield (
