@@ -103,7 +103,6 @@ class FixedWork:
             "env.id": ENV,
             "env.kwargs": self.env_kwargs(),
             "model.path": str(policy),
-            "algo": "grpo",
             "rollout.n": self.samples,
             "rollout.max_turns": self.turns,
             "rollout.max_turn_tokens": self.turn_tokens,
@@ -132,4 +131,4 @@ def _literal(value: Any) -> str:
         return "[" + ",".join(map(_literal, value)) + "]"
     if isinstance(value, bool):
         return str(value).lower()
-    return f"'{value}'" if isinstance(value, str) and value != "grpo" else str(value)
+    return f"'{value}'" if isinstance(value, str) else str(value)
