@@ -65,8 +65,7 @@ class VLLMEngineConfig:
     prefix_caching: bool = True
     """Keep keys and values of finished requests for whatever begins alike."""
     lora_rank: int = 0
-    """Largest rank of the adapters that :meth:`~agentrl.rollout.engines.vllm.VLLMEngine.
-    update_adapters` may bring; 0 takes none."""
+    """Largest rank of the adapters that ``update_adapters`` may bring; 0 takes none."""
     sleep: bool = False
     """Allocate so that ``sleep`` can give memory back. The CPU build cannot."""
     seed: int = 0
@@ -82,8 +81,8 @@ class VLLMEngineConfig:
     health_timeout_s: float = 60.0
     """How long the engine may take to answer that it is alive: longer than any one step."""
     bucket_mb: int = 256
-    """MiB of weights that travel at once in :meth:`~agentrl.rollout.engines.vllm.VLLMEngine.
-    update_weights`; a pool of replicas brings its own buckets."""
+    """MiB of weights that travel at once in ``update_weights``; a pool of replicas brings its own
+    buckets."""
     log_path: str | None = None
     """Where vLLM's log goes and stays. None: a temporary file, whose end stands in the error of an
     engine that failed."""
