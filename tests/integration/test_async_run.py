@@ -82,7 +82,7 @@ def train(
     config = load([*settings, f"trainer.run_dir={run}"])
 
     async def main() -> None:
-        async with asyncio.timeout(280), open_trainer(config) as trainer:
+        async with asyncio.timeout(1200 if SOAK else 280), open_trainer(config) as trainer:
             during(trainer)
             await trainer.fit()
 
@@ -293,7 +293,7 @@ def test_samples_of_older_policies_do_not_harm_learning(tmp_path: Path, cluster:
     found: dict[int, list[float]] = {0: [], 1: [], 4: []}
     for seed in range(3):
         for max_staleness, after in found.items():
-            how = [f"trainer.seed={seed}", "trainer.total_steps=80"]
+            how = [f"trainer.seed={seed}", "trainer.total_steps=80", "trainer.prompts_per_step=32"]
             after.append(learn(tmp_path / f"{max_staleness}-{seed}", max_staleness, *how))
     t_975 = 4.303  # Student's, two degrees of freedom
     for max_staleness in (1, 4):
