@@ -95,6 +95,10 @@ def test_a_role_of_a_group_is_a_training_engine(tmp_path: Path) -> None:
     actor.save(tmp_path).wait()
     critic.load(tmp_path)
     assert critic.num_updates == 1
+    again = actor.train_mini_batch(
+        ids_batch(), SumLoss(), tokens_per_micro_batch=8, keep=("logprobs",)
+    )
+    assert torch.equal(again["logprobs/tokens"], want.float())
 
 
 def test_in_process_parameters_are_exported_without_a_copy() -> None:
