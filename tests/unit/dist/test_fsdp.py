@@ -272,3 +272,18 @@ def test_bf16_stays_near_fp32_and_keeps_float32_weights(
     assert 0 < float((got - want).abs().max()) < 0.05
     assert _step(half, batch)["skipped"] == 0.0
     assert {value.dtype for _, value in half.export_params()} == {torch.float32}
+
+
+def test_scores_of_the_pass_that_trains_come_along(tiny_model: Make, ragged_batch: Make) -> None:
+    batch = ragged_batch()
+    engine = _engine(tiny_model(), EngineConfig(lr=1e-2))
+    before = _infer(engine, batch)
+    metrics = engine.train_mini_batch(
+        batch, _loss(batch), tokens_per_micro_batch=40, keep=("logprobs", "entropy")
+    )
+    torch.testing.assert_close(metrics["logprobs/tokens"], before, atol=1e-5, rtol=0)
+    mask = batch.tokens["loss_mask"]
+    assert bool((metrics["entropy/tokens"][mask] > 0).all())
+    assert not bool(metrics["logprobs/tokens"][~mask].any())
+    assert not torch.allclose(_infer(engine, batch), before, atol=1e-3)
+    assert "logprobs/tokens" not in _step(engine, batch)
