@@ -4,6 +4,8 @@ As a program (``python benchmarks/vllm_work.py JOB.json``) it is one plain repli
 ``@@ready``, plays a pass for every line that it reads, and answers each with a line of JSON.
 """
 
+# pyright: reportMissingImports=false
+# vLLM need not be installed where types are checked.
 from __future__ import annotations
 
 import asyncio
