@@ -7,7 +7,7 @@ how bad it gets.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from agentrl.errors import DataError
 from agentrl.telemetry.run_dir import RunDir
 from agentrl.telemetry.token_view import TokenDecoder, visible
 from agentrl.telemetry.trajectory_io import StoredTrajectory, iter_stored
-from agentrl.types import Trajectory
+from agentrl.types import Segment, Trajectory, Turn
 
 DEFAULT_THRESHOLD = 0.1
 """Nats; rounding of bfloat16 stays below it for most tokens."""
@@ -87,7 +87,7 @@ def run_divergences(
         )
     found = sorted(
         divergences(iter_stored(run.trajectories_path(step)), threshold=threshold),
-        key=lambda item: -_size(item.worst.difference),
+        key=lambda item: -_size(item.worst),
     )[:top]
     return [_with_texts(item, decoder) for item in found] if decoder is not None else found
 
@@ -105,49 +105,72 @@ def divergences(
 ) -> Iterator[TrajectoryDivergence]:
     """Compare trajectories; those of which the trainer scored nothing are left out."""
     for item in stored:
-        tokens = list(_scored_tokens(item))
-        if tokens:
-            yield _summary(item.trajectory, tokens, threshold)
+        found = _compare(item.trajectory, item.trainer_logprobs, threshold)
+        if found is not None:
+            yield found
 
 
-def _scored_tokens(item: StoredTrajectory) -> Iterator[TokenDivergence]:
-    """Yield the tokens that both have scored, in the order in which they were sampled."""
-    trajectory = item.trajectory
-    if item.trainer_logprobs is None:
-        return
+def _compare(
+    trajectory: Trajectory, scored: Sequence[np.ndarray] | None, threshold: float
+) -> TrajectoryDivergence | None:
+    """Look at the tokens that both have scored, in the order in which they were sampled."""
+    if scored is None:
+        return None
+    first: TokenDivergence | None = None
+    worst: tuple[float, Turn, int] | None = None
+    total, count = 0.0, 0
     for turn in (turn for turn in trajectory.turns if not turn.inherited):
-        segment, scored = trajectory.segments[turn.segment], item.trainer_logprobs[turn.segment]
-        span = np.arange(turn.start, turn.end)
-        for position in span[~np.isnan(scored[span]) & segment.loss_mask[span]].tolist():
-            yield TokenDivergence(
-                segment=turn.segment,
-                position=position,
-                turn=turn.index,
-                index=position - turn.start,
-                token_id=int(segment.ids[position]),
-                version=int(segment.policy_version[position]),
-                engine=float(segment.logprobs[position]),
-                trainer=float(scored[position]),
-            )
-
-
-def _summary(
-    trajectory: Trajectory, tokens: list[TokenDivergence], threshold: float
-) -> TrajectoryDivergence:
-    sizes = [_size(token.difference) for token in tokens]
-    first = next((t for t, size in zip(tokens, sizes, strict=True) if size > threshold), None)
+        positions, sizes = _sizes(trajectory.segments[turn.segment], scored[turn.segment], turn)
+        if not len(sizes):
+            continue
+        total, count = total + float(sizes.sum()), count + len(sizes)
+        largest = int(sizes.argmax())
+        if worst is None or sizes[largest] > worst[0]:
+            worst = float(sizes[largest]), turn, int(positions[largest])
+        above = np.flatnonzero(sizes > threshold)
+        if first is None and len(above):
+            first = _token(trajectory, scored, turn, int(positions[above[0]]))
+    if worst is None:
+        return None
     return TrajectoryDivergence(
         id=trajectory.id,
-        num_tokens=len(tokens),
-        abs_mean=sum(sizes) / len(sizes),
-        worst=tokens[sizes.index(max(sizes))],
+        num_tokens=count,
+        abs_mean=total / count,
+        worst=_token(trajectory, scored, *worst[1:]),
         first=first,
     )
 
 
-def _size(difference: float) -> float:
-    """Absolute value; what is no number (of a log-probability of -inf twice) counts as infinite."""
-    return abs(difference) if difference == difference else float("inf")
+def _sizes(segment: Segment, scored: np.ndarray, turn: Turn) -> tuple[np.ndarray, np.ndarray]:
+    """Return the positions of a turn's tokens that both have scored, and how far they differ.
+
+    What is no number (of a log-probability of -inf twice) counts as infinite.
+    """
+    span = np.arange(turn.start, turn.end)
+    positions = span[~np.isnan(scored[span]) & segment.loss_mask[span]]
+    with np.errstate(invalid="ignore"):
+        sizes = np.abs(scored[positions].astype(np.float64) - segment.logprobs[positions])
+    return positions, np.where(np.isnan(sizes), np.inf, sizes)
+
+
+def _token(
+    trajectory: Trajectory, scored: Sequence[np.ndarray], turn: Turn, position: int
+) -> TokenDivergence:
+    segment = trajectory.segments[turn.segment]
+    return TokenDivergence(
+        segment=turn.segment,
+        position=position,
+        turn=turn.index,
+        index=position - turn.start,
+        token_id=int(segment.ids[position]),
+        version=int(segment.policy_version[position]),
+        engine=float(segment.logprobs[position]),
+        trainer=float(scored[turn.segment][position]),
+    )
+
+
+def _size(token: TokenDivergence) -> float:
+    return np.inf if np.isnan(token.difference) else abs(token.difference)
 
 
 def _with_texts(item: TrajectoryDivergence, decoder: TokenDecoder) -> TrajectoryDivergence:
