@@ -4,7 +4,8 @@ Producer, buffer, groups, routing and the trainer's loop are the real code; engi
 clock, the optimizer sleeps, and episodes are played without the agent loop's own work per turn
 (``--agent-loop`` plays them with it).
 
-* ``scale``: CPU time of the whole simulation per episode, by episodes in flight.
+* ``scale``: CPU time of the whole simulation per episode, by episodes in flight; with Python's
+  garbage collector, whose full passes visit everything that is alive, and without.
 * ``makespan``: one batch of episodes, ours against a barrier per turn and fixed batches, and the
   optimum ``max(work / capacity, longest episode)``.
 * ``steps``: a training run, synchronous and with ``max_staleness`` 1 and 4, in order and with
@@ -81,11 +82,19 @@ def scale(options: argparse.Namespace) -> dict[str, Any]:
     for episodes in (size for size in SIZES if size <= options.episodes):
         replicas = options.replicas * episodes // options.episodes
         run = base(options, episodes=episodes // 2, replicas=replicas)
-        result, cpu_s = played(ahead(replace(run, num_steps=2), 1))
-        assert result.staleness <= 1
-        number = result.work.num_trajectories
-        rows.append([number, run.num_replicas, result.seconds, cpu_s, 1e3 * cpu_s / number])
-    headers = ("episodes in flight", "replicas", "virtual s", "CPU s", "CPU ms per episode")
+        run = ahead(replace(run, num_steps=2), 1)
+        cpu_ms: dict[bool, float] = {}
+        shown: list[Any] = []
+        for collects in (True, False):
+            (gc.enable if collects else gc.disable)()
+            result, cpu_s = played(run)
+            assert result.staleness <= 1
+            number = result.work.num_trajectories
+            cpu_ms[collects] = 1e3 * cpu_s / number
+            shown = [number, run.num_replicas, result.seconds]
+        gc.enable()
+        rows.append([*shown, cpu_ms[True], cpu_ms[False]])
+    headers = ("episodes in flight", "replicas", "virtual s", "CPU ms per episode", "without gc")
     return {"headers": headers, "rows": rows}
 
 
