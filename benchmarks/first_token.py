@@ -45,7 +45,7 @@ async def measure(options: argparse.Namespace) -> dict:
         run_dir = RunDir(options.run_dir)
         specs = engine_specs(config, plan, ground.model, run_dir)
         actor = (await open_engines(config, specs, stack))["actor"]
-        weights = LocalRollouts(ground, config, plan).weights(actor)
+        weights = LocalRollouts(ground, config, {}).weights(actor)
         found: dict[str, list[float]] = {"sync": [], "first token": [], "sleep": [], "wake": []}
         num_bytes = 0.0
         for version in range(1, options.rounds + 3):

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 import ray
+from ray import cloudpickle
 from torch import Tensor
 
 from agentrl.batch import Batch
@@ -58,7 +59,7 @@ def _crossing(error: AgentRLError) -> AgentRLError | None:
     """
     try:
         bare = type(error)(*error.args)
-        ray.cloudpickle.loads(ray.cloudpickle.dumps(bare))
+        cloudpickle.loads(cloudpickle.dumps(bare))
     except Exception:
         return None
     return bare

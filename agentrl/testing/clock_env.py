@@ -16,7 +16,6 @@ from agentrl.seeding import derive_seed
 from agentrl.testing.tables import lognormal
 from agentrl.types import Action, Task
 
-
 LETTERS = string.ascii_uppercase
 """A token each, for a tokenizer of bytes."""
 

@@ -77,11 +77,11 @@ def metrics_of(run: Path) -> list[dict[str, Any]]:
 
 
 def untimed(line: dict[str, Any]) -> dict[str, Any]:
-    """A line of metrics without what depends on the clock."""
+    """A line of metrics without what depends on the clock, or counts since the process began."""
     return {
         key: value
         for key, value in line.items()
-        if not key.startswith(("timing_s/", "throughput/", "weight_sync/seconds"))
+        if not key.startswith(("timing_s/", "throughput/", "weight_sync/seconds", "serving/"))
     }
 
 

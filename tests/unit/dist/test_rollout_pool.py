@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from agentrl.dist.rollout_pool import RolloutPool
+from agentrl.dist.weight_sync.place import Target
 from agentrl.dist.weight_sync.shipment import Shipment
 from agentrl.errors import ConfigError, EngineError, TrainingError, WorkerLost, WorkerTimeout
 from agentrl.rollout.tasks import Dispatch
 from agentrl.types import Task, TrajectoryGroup
+from agentrl.weights.channels.base import Address
+from agentrl.weights.plan import BucketPlan
 from agentrl.weights.served import ServedWeights
 
 pytestmark = pytest.mark.timeout(30)
@@ -77,6 +80,21 @@ class Fake:
         self.version = shipment.version
         sums = {name: value + self.corrupt for name, value in shipment.sums.items()}
         return ServedWeights(version=shipment.version, sums=sums)
+
+    async def weight_target(self) -> Target:
+        raise AssertionError("weights come as shipments here")
+
+    async def connect(self, plan: BucketPlan, address: Address) -> None:
+        raise AssertionError("weights come as shipments here")
+
+    async def begin_update(self) -> None:
+        raise AssertionError("weights come as shipments here")
+
+    async def load_bucket(self, index: int) -> None:
+        raise AssertionError("weights come as shipments here")
+
+    async def finish_update(self, version: int) -> ServedWeights:
+        raise AssertionError("weights come as shipments here")
 
     async def sleep(self, level: int = 1) -> None:
         self.asleep = bool(level)

@@ -109,7 +109,9 @@ def test_an_empty_line_leaves_no_files_and_none_are_wanted(tmp_path: Path) -> No
 
 def test_a_line_that_would_be_trained_too_late_is_refused(tmp_path: Path) -> None:
     folder = saved(tmp_path, line_of(feed()))
-    with pytest.raises(CheckpointError, match=r"group 8 .*version 4, .*at version 6: .*staleness=1"):
+    with pytest.raises(
+        CheckpointError, match=r"group 8 .*version 4, .*at version 6: .*staleness=1"
+    ):
         read_waiting(folder, feed(), RULES, step=6)
     tight = Lookahead(prompts_per_step=1, max_staleness=1)
     with pytest.raises(CheckpointError, match=r"version 4, would be trained at version 6"):
