@@ -59,7 +59,7 @@ def _crossing(error: AgentRLError) -> AgentRLError | None:
     """
     try:
         bare = type(error)(*error.args)
-        cloudpickle.loads(cloudpickle.dumps(bare))
+        cloudpickle.loads(cloudpickle.dumps(bare))  # pyright: ignore[reportPrivateImportUsage]
     except Exception:
         return None
     return bare
