@@ -5,6 +5,7 @@ Everything here is wiring: no part knows of another one than those it is given.
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, closing
@@ -81,6 +82,8 @@ async def train(config: Config, *, announce: Callable[[str], None] = logger.info
         with stop_on_sigterm(
             trainer.request_stop, grace_s=config.trainer.grace_s, how_to_go_on=how_to_go_on
         ):
+            gc.collect()
+            gc.freeze()  # what is open by now stays: no later collection goes over it again
             await trainer.fit()
     if config.telemetry.report:
         write_report(path)
