@@ -2,6 +2,8 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 # pyright: reportIndexIssue=false, reportOperatorIssue=false, reportArgumentType=false
 
+# pyright: reportCallIssue=false
+# Kernels are launched with options that their signatures do not name.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence

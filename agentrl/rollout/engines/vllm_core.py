@@ -112,13 +112,13 @@ class EngineLoop:
 
     def ready(self) -> Ready:
         """Return what the parent has to know."""
-        from vllm.version import __version__
+        import vllm
 
         cache = self._config.cache_config
         blocks = cache.num_gpu_blocks or 0
         return Ready(
             pid=os.getpid(),
-            vllm_version=__version__,
+            vllm_version=vllm.__version__,
             device_type="cpu" if self._is_cpu else "cuda",
             specs=self._specs,
             can_sleep=bool(self._config.model_config.enable_sleep_mode),
@@ -283,8 +283,8 @@ def _request_maker() -> Callable[[Add, Any, str], Any]:
     from vllm.v1.engine import EngineCoreRequest
 
     known = EngineCoreRequest.__struct_fields__
-    unused = {name: None for name in _FIELDS_WITHOUT_USE if name in known}
-    shared = {
+    unused: dict[str, Any] = {name: None for name in _FIELDS_WITHOUT_USE if name in known}
+    shared: dict[str, Any] = {
         "ignore_eos": True,
         "detokenize": False,
         "logprobs": 0,
