@@ -151,7 +151,9 @@ def _assert_same_run(one: Path, two: Path) -> None:
         first, second = (load_file(tokens_path(file)) for file in files)
         assert first.keys() == second.keys()
         for name in first:
-            assert torch.equal(first[name], second[name]), (step, name)
+            # What the trainer did not score is not a number.
+            same = (first[name] == second[name]) | (first[name].isnan() & second[name].isnan())
+            assert first[name].shape == second[name].shape and same.all(), (step, name)
     actors = [run / "checkpoints" / "step_000004" / "actor" for run in (one, two)]
     first, second = (load_full(actor) for actor in actors)
     assert first.keys() == second.keys()
