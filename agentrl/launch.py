@@ -84,7 +84,10 @@ async def train(config: Config, *, announce: Callable[[str], None] = logger.info
         ):
             gc.collect()
             gc.freeze()  # what is open by now stays: no later collection goes over it again
-            await trainer.fit()
+            try:
+                await trainer.fit()
+            finally:
+                gc.unfreeze()
     if config.telemetry.report:
         write_report(path)
         announce(f"report: {path / 'report.html'}")

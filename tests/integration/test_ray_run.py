@@ -110,7 +110,7 @@ def train(run: Path, *overrides: str, resume: bool = False, during: During | Non
 
 def lines_of(run: Path) -> list[dict[str, Any]]:
     """Metrics of every step, without what depends on the clock or on where things run."""
-    left_out = ("timing_s/", "throughput/", "weight_sync/seconds", "cluster/")
+    left_out = ("timing_s/", "throughput/", "weight_sync/seconds", "cluster/", "serving/")
     return [
         {key: value for key, value in line.items() if not key.startswith(left_out)}
         for line in map(json.loads, RunDir(run).metrics_path.open())

@@ -579,11 +579,12 @@ if os.fork() == 0:
 """
 
     async def scenario(backend: LocalBackend):
+        before = descendants()  # of whatever ran in this process before
         agent = await backend.create(LIMITS)
         await agent.run_code(ambush)
         await agent.write("answer.py", HONEST.encode())
         answer = (await agent.read("answer.py")).decode()
-        processes = descendants()
+        processes = descendants() - before
         await agent.close()
         grader = await backend.create(LIMITS)
         outcomes = await call_function(grader, source=answer, entry_point="add", args_list=CALLS)
