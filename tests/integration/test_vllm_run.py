@@ -77,19 +77,9 @@ def test_grpo_learns_on_vllm_as_it_does_on_transformers(
     for engine, values in found.items():
         assert last[engine] > values[0] + (0.3 if SOAK else 0.05), found
     assert abs(last["hf"] - last["vllm"]) < (0.05 if SOAK else 0.15), found
-
-
-def test_every_step_samples_the_weights_that_were_trained(
-    runs: dict[str, list[dict[str, Any]]],
-) -> None:
-    for line in runs["vllm"][1:]:
+    for line in runs["vllm"][1:]:  # every step samples the weights that were trained
         assert line["weight_sync/checksum_ok"] == 1.0
         assert line["mismatch/logprob_abs_max"] < 1e-5
         assert line["staleness/max"] == 0
-
-
-def test_the_engine_answers_the_questions_of_a_turn_from_its_cache(
-    runs: dict[str, list[dict[str, Any]]],
-) -> None:
-    hits = [line["serving/cache_hit_rate"] for line in runs["vllm"][1:]]
-    assert min(hits) > 0.3, hits
+    # and answers later turns out of its cache
+    assert min(line["serving/cache_hit_rate"] for line in runs["vllm"][1:]) > 0.3
