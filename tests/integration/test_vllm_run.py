@@ -35,7 +35,7 @@ SETTINGS = [
     "telemetry={trackers: [], report: false, quiet: true}",
     *LENGTH,
 ]
-pytestmark = [pytest.mark.xdist_group("training"), pytest.mark.timeout(3600 if SOAK else 300)]
+pytestmark = [pytest.mark.xdist_group("training"), pytest.mark.timeout(3600 if SOAK else 900)]
 
 
 def train(path: Path, *overrides: str) -> list[dict[str, Any]]:
