@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -57,6 +58,7 @@ def check_out_file(out: Path) -> None:
     """
     if os.path.lexists(out) and not out.is_file():
         raise ConfigError(f"--out {str(out)!r} is no plain file; give the path of a file")
+    _refuse_long_name(out)
     _check_writable(out.parent, what=f"--out {str(out)!r}")
 
 
@@ -70,7 +72,18 @@ def check_out_dir(out: Path) -> None:
         raise ConfigError(f"{str(out)!r} is a file; give a directory")
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"{str(out)!r} is not empty; give another directory")
+    _refuse_long_name(out)
     _check_writable(out, what=repr(str(out)))
+
+
+def _refuse_long_name(path: Path) -> None:
+    try:
+        os.lstat(path)
+    except OSError as error:  # others say what is there, or are told below
+        if error.errno == errno.ENAMETOOLONG:
+            raise ConfigError(
+                f"{str(path)[:40]!r}...: {error.strerror}; give a shorter one"
+            ) from error
 
 
 def _check_writable(directory: Path, *, what: str) -> None:
