@@ -36,9 +36,9 @@ def refusals(*overrides: str) -> list[str]:
         ("warmup_steps=1000", "warmup_steps=1000 with"),
         (
             "sequence_parallel=2",
-            "sequence_parallel=2: must divide the 1 ranks of its pool; write",
+            "sequence_parallel=2: must divide the 1 rank of its pool; write",
         ),
-        ("shard_size=2", "shard_size=2: must divide the 1 ranks of its pool; write 1, or 0"),
+        ("shard_size=2", "shard_size=2: must divide the 1 rank of its pool; write 1, or 0"),
     ],
 )
 def test_policy_and_critic_have_the_same_ranges(override: str, words: str) -> None:
