@@ -43,7 +43,8 @@ demo: setup  ## train a tool-using policy on this machine, from nothing, in minu
 
 test: setup-dev check  ## what CI runs: small counts
 	rm -f .coverage .coverage.*
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --cov=agentrl --cov-report=term:skip-covered --cov-fail-under=85
+# A file is one worker's, so that what a module opens is opened once; long files come first.
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --cov=agentrl --cov-report=term:skip-covered --cov-fail-under=85
 
 .venv-verl/.stamp: Makefile
 	$(PYTHON) -m venv .venv-verl

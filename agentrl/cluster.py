@@ -36,6 +36,7 @@ from agentrl.playground import (
 )
 from agentrl.reward.service import RewardModels, ScoringService
 from agentrl.rollout.engine import RolloutEngine
+from agentrl.rollout.engines import READ_SHAPES_ONLY
 from agentrl.rollout.groups import GroupPlan
 from agentrl.rollout.producer import CutGroup, RunGroup
 from agentrl.rollout.tasks import Dispatch
@@ -93,8 +94,8 @@ async def open_host(spec: HostSpec) -> AsyncIterator[PlaygroundHost]:
         AgentRLError: whatever of it cannot be used in this process.
     """
     environments = make_environments(spec.config.env, spec.config.tools)
-    # Engines of processes of their own read its shapes only.
-    device = spec.config.model.device if spec.config.rollout.engine.id == "hf" else "meta"
+    shapes_only = spec.config.rollout.engine.id in READ_SHAPES_ONLY
+    device = "meta" if shapes_only else spec.config.model.device
     model = await asyncio.to_thread(spec.blueprint.build, device=device)
     async with open_playground(
         spec.config,

@@ -162,7 +162,8 @@ async def open_playground(
         stack.push_async_callback(replicas.close)
         if served is None and replicas.weight_specs():
             export = policy.export = model.model.named_parameters
-            await replicas.update_weights(export(), policy.version)
+            if replicas.policy_version < 0:  # else it began with them
+                await replicas.update_weights(export(), policy.version)
         renderer = Renderer(model.tokenizer)
         stages = [
             await stack.enter_async_context(

@@ -5,9 +5,9 @@ any type, and hold nothing of the size of the logits but their gradient.
 """
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 # pyright: reportIndexIssue=false, reportOperatorIssue=false, reportArgumentType=false
-
 # pyright: reportCallIssue=false
 # Kernels are launched with options that their signatures do not name.
+
 from __future__ import annotations
 
 from collections.abc import Sequence

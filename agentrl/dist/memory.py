@@ -177,8 +177,8 @@ def plan_model(need: ModelNeed, *, memory_bytes: int | None) -> RolePlan:
 def plan_sampler(need: SamplerNeed) -> RolePlan:
     """Return what one engine holds: its weights always, its cache while it samples too.
 
-    The cache has a row per slot, and room for saved sessions. Of an engine that claims its memory
-    as a whole, all but what it loads from counts as cache: it gives up its weights as well.
+    The cache has a row per slot, and room for saved sessions. What an engine claims as a whole
+    stands under its cache, and all of it is given up where the engine sleeps.
     """
     if need.claimed_bytes is not None:
         claim = {KV_CACHE: need.claimed_bytes}

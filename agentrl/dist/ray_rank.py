@@ -60,7 +60,7 @@ def _crossing(error: AgentRLError) -> AgentRLError | None:
     try:
         bare = type(error)(*error.args)
         cloudpickle.loads(cloudpickle.dumps(bare))  # pyright: ignore[reportPrivateImportUsage]
-    except Exception:
+    except Exception:  # of whatever kind: constructors and state of errors are their authors'
         return None
     return bare
 

@@ -90,5 +90,5 @@ def in_words(error: BaseException) -> str:
     """Return type and message of an error, whose own text may fail as well."""
     try:
         return f"{type(error).__name__}: {error}"
-    except Exception:
+    except Exception:  # of its __str__, which is its author's
         return f"{type(error).__name__}, whose message cannot be shown"

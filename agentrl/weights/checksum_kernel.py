@@ -1,9 +1,9 @@
 """The checksum on a GPU: one launch for many tensors, and nothing but their memory is read."""
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 # pyright: reportIndexIssue=false, reportOperatorIssue=false, reportArgumentType=false
-
 # pyright: reportCallIssue=false
 # Kernels are launched with options that their signatures do not name.
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence

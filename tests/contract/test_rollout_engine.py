@@ -8,7 +8,6 @@ that it was given, and nothing unfinished.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -90,23 +89,7 @@ def replicas(model: Any) -> RolloutEngine:
     return ReplicaSet(lambda number: hf(model), 2)
 
 
-needs_vllm = pytest.mark.skipif(
-    importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"
-)
-needs_http = pytest.mark.skipif(
-    importlib.util.find_spec("httpx_aiohttp") is None, reason="httpx-aiohttp is not installed"
-)
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        hf,
-        replicas,
-        pytest.param(sglang, marks=needs_http),
-        pytest.param(vllm, marks=needs_vllm),
-    ],
-)
+@pytest.fixture(scope="module", params=[hf, replicas, sglang, vllm])
 def served(request: pytest.FixtureRequest) -> Iterator[Served]:
     make: Callable[[Any], RolloutEngine] = request.param
     model = build(MODEL, seed=1)

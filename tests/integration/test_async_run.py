@@ -10,20 +10,17 @@ import statistics
 import subprocess
 import sys
 import time
-import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from marked_processes import MARK, kill_one, wait_until_gone
+from marked_processes import kill_one
 from uneven_env import NUM_TASKS
 
 from agentrl.config.load import load
-from agentrl.dist.ray_cluster import ray_cluster
 from agentrl.launch import open_trainer
 from agentrl.rollout.engines.hf_scheduler import Scheduler
 from agentrl.telemetry.run_dir import RunDir
@@ -32,7 +29,10 @@ from agentrl.train.trainer import Trainer
 from agentrl.types import StopReason, Trajectory
 
 SOAK = os.environ.get("AGENTRL_SOAK") == "1"
-pytestmark = [pytest.mark.xdist_group("training"), pytest.mark.timeout(7200 if SOAK else 300)]
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.timeout(7200 if SOAK else 300),
+]
 
 HERE = Path(__file__).parent
 UNEVEN = f"env.id={HERE / 'uneven_env.py'}:Uneven"
@@ -51,28 +51,6 @@ SMALL = [
     "telemetry={trackers: [], report: false, quiet: true}",
 ]
 NUM_STEPS = 2 * NUM_TASKS // 3
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One warm start for all runs, computed as the processes of Ray compute."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AGENTRL_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-    torch.set_num_threads(num_threads)
-
-
-@pytest.fixture(scope="module")
-def cluster(one_thread: None) -> Iterator[str]:
-    """Ray for all runs in this process; returns the mark of everything that runs in it."""
-    mark = uuid.uuid4().hex
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(MARK, mark)
-        with ray_cluster(num_cpus=8, object_store_bytes=200 << 20):
-            yield mark
-        assert not wait_until_gone(mark, 30)
 
 
 def train(

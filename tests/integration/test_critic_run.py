@@ -33,7 +33,7 @@ SMALL = [
     "telemetry={trackers: [], report: false, quiet: true}",
 ]
 
-pytestmark = [pytest.mark.xdist_group("training"), pytest.mark.timeout(200)]
+pytestmark = pytest.mark.timeout(200)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -26,7 +26,6 @@ def test_the_page_of_settings_is_current() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.xdist_group("training")
 def test_the_minimal_example_runs(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, ROOT / "examples" / "minimal_grpo.py"]

@@ -38,7 +38,7 @@ SETTINGS = [
     "eval.test_tasks=2",
     "telemetry={trackers: [], report: false, quiet: true}",
 ]
-pytestmark = [pytest.mark.xdist_group("training"), pytest.mark.timeout(200)]
+pytestmark = pytest.mark.timeout(200)
 
 
 def train(path: Path, *overrides: str, resume: bool = False) -> list[dict[str, Any]]:

@@ -39,8 +39,6 @@ SMALL = [
 ]
 STEPS = (1, 2, 3, 4)
 
-pytestmark = pytest.mark.xdist_group("training")
-
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -36,8 +36,6 @@ SMALL = [
     "telemetry={trackers: [], report: false, quiet: true}",
 ]
 
-pytestmark = pytest.mark.xdist_group("training")
-
 
 @dataclass(slots=True, kw_only=True)
 class Run:

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ import torch
 from marked_processes import MARK, RAYS_OWN, kill_one, marked, wait_until_gone
 
 from agentrl.config.load import load
-from agentrl.dist.ray_cluster import ray_cluster
 from agentrl.errors import WorkerLost
 from agentrl.launch import open_trainer
 from agentrl.resuming import resumed_config
@@ -30,7 +29,10 @@ from agentrl.train.open_model import open_run_model
 from agentrl.train.trainer import Trainer
 
 SOAK = os.environ.get("AGENTRL_SOAK") == "1"
-pytestmark = [pytest.mark.xdist_group("training"), pytest.mark.timeout(3600 if SOAK else 300)]
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.timeout(3600 if SOAK else 300),
+]
 
 QUIET = "telemetry={trackers: [], report: false, quiet: true}"
 SMALL = [
@@ -61,28 +63,6 @@ class Mine(GuessNumber):
         assert Path("rules.txt").read_text() == "halve"
         super().__init__(**kwargs)
 '''
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One warm start for all runs, computed as the processes of Ray compute."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AGENTRL_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-    torch.set_num_threads(num_threads)
-
-
-@pytest.fixture(scope="module")
-def cluster(one_thread: None) -> Iterator[str]:
-    """Ray for all runs in this process; returns the mark of everything that runs in it."""
-    mark = uuid.uuid4().hex
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(MARK, mark)
-        with ray_cluster(num_cpus=8, object_store_bytes=200 << 20):
-            yield mark
-        assert not wait_until_gone(mark, 30)
 
 
 During = Callable[[Trainer], None]

@@ -23,7 +23,7 @@ from agentrl.testing import FakeSandboxes
 from agentrl.testing.random_classifier import save_classifier
 from agentrl.types import StopReason, Task
 
-pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture(scope="module")

@@ -26,8 +26,6 @@ def broken(episode):
     raise ValueError("the answer key is missing")
 """
 
-pytestmark = pytest.mark.xdist_group("training")
-
 
 def agentrl(folder: Path, *arguments: str, expect: int = 0) -> str:
     done = subprocess.run(

@@ -25,8 +25,6 @@ SMALL = [
     "telemetry.report=false",
 ]
 
-pytestmark = pytest.mark.xdist_group("training")
-
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:

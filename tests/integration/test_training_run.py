@@ -38,8 +38,6 @@ SMALL = [
 ]
 TIMEOUT_S = 280
 
-pytestmark = pytest.mark.xdist_group("training")
-
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -7,7 +7,6 @@ its layers; tests/contract/test_rollout_engine.py serves a tied Qwen3.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import signal
 from collections.abc import Iterator
@@ -15,19 +14,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import peft
 import psutil
 import pytest
 import torch
 
 from agentrl.errors import EngineError, EngineLost
 from agentrl.rollout.engines.config import VLLMEngineConfig
+from agentrl.rollout.engines.vllm import VLLMEngine
 from agentrl.testing.random_models import build
 from agentrl.types import GenerateRequest, Generation, SamplingParams, StopReason
-
-if importlib.util.find_spec("vllm") is None:
-    pytest.skip("vLLM is not installed", allow_module_level=True)
-
-from agentrl.rollout.engines.vllm import VLLMEngine
 
 pytestmark = pytest.mark.timeout(600)
 CONTEXT = 384
@@ -176,7 +172,6 @@ def test_an_engine_that_cannot_sleep_says_so(sound: Served) -> None:
 
 
 def test_an_adapter_changes_what_is_sampled_as_in_the_model(sound: Served, tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
     torch.manual_seed(0)
     settings = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
     base = build("tiny-llama", seed=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import signal
 from collections import Counter
@@ -18,10 +17,7 @@ from agentrl.testing.random_models import build
 from agentrl.types import GenerateRequest, Generation, SamplingParams
 from agentrl.weights.served import ServedWeights
 
-pytestmark = [
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
-]
+pytestmark = pytest.mark.timeout(900)
 NUM_KILLS = 5 if os.environ.get("AGENTRL_SOAK") else 1
 NUM_SESSIONS = 12
 TOKENS = 160

@@ -1,4 +1,4 @@
-"""Whole runs that sample with vLLM's CPU build: they learn, and stop where weights go wrong."""
+"""Whole runs that sample with vLLM's CPU build."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SETTINGS = [
     "telemetry={trackers: [], report: false, quiet: true}",
     *LENGTH,
 ]
-pytestmark = [pytest.mark.xdist_group("training"), pytest.mark.timeout(3600 if SOAK else 900)]
+pytestmark = pytest.mark.timeout(3600 if SOAK else 900)
 
 
 def train(path: Path, *overrides: str) -> list[dict[str, Any]]:

@@ -11,6 +11,9 @@ from agentrl.rollout.engine import RolloutEngine
 if TYPE_CHECKING:
     from agentrl.rollout.engines.build import EngineSetup
 
+READ_SHAPES_ONLY = frozenset({"vllm", "sglang", "openai"})
+"""Engines that hold no module of this process: it may be one without memory."""
+
 engine_registry: Registry[Callable[[EngineSetup], RolloutEngine]] = Registry(
     "rollout engine",
     "agentrl.engines",

@@ -57,7 +57,7 @@ NO_WEIGHTS = -1
 _STARTING: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
 
-def _turn_to_start(*, on_cpu: bool) -> AbstractAsyncContextManager[Any]:
+def turn_to_start(*, on_cpu: bool) -> AbstractAsyncContextManager[Any]:
     """Wait until no other engine of this process starts on a GPU.
 
     vLLM takes what is free on the GPU when it starts for what it may have, and dies where that
@@ -118,7 +118,7 @@ class VLLMEngine:
             on_message=self._requests.take, on_lost=self._lose, log_path=log_path
         )
         model_dir = self._directory / "model"
-        async with _turn_to_start(on_cpu=self._installed.is_cpu):
+        async with turn_to_start(on_cpu=self._installed.is_cpu):
             ready = await self._process.start(
                 make_setup(self.config, self._plan, model_dir),
                 env=child_environment(self.config, self._installed),

@@ -35,7 +35,7 @@ from agentrl.testing.tokenizer import make_tokenizer
 from . import group_workers
 from .group_workers import FakeBuilder, Probe, SumLoss
 
-pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(150)]
+pytestmark = pytest.mark.timeout(150)
 POOL = PoolConfig(ranks=2, cpus_per_rank=1.0)
 
 

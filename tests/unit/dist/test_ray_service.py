@@ -19,7 +19,7 @@ from agentrl.dist.ray_service import ServiceClient, ServicePool
 from agentrl.errors import ConfigError, RewardError, RewardServiceError, WorkerTimeout
 
 T = TypeVar("T")
-pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 
 class Echo:

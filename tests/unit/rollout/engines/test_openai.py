@@ -14,7 +14,6 @@ from agentrl.rollout.engines.openai import OpenAIEngine
 from agentrl.testing.json_server import Answer, JsonServer
 from agentrl.types import GenerateRequest, SamplingParams, StopReason
 
-pytest.importorskip("httpx_aiohttp")
 pytestmark = pytest.mark.timeout(60)
 
 

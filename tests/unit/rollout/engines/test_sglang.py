@@ -21,7 +21,6 @@ from agentrl.weights.checksum import checksums
 from agentrl.weights.plan import BucketPlan
 from agentrl.weights.push import StreamSource, WeightSink, push
 
-pytest.importorskip("httpx_aiohttp")
 pytestmark = pytest.mark.timeout(120)
 PROMPT = [3, 1, 4, 1, 5]
 

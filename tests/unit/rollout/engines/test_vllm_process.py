@@ -16,7 +16,7 @@ import pytest
 from agentrl.errors import ConfigError, EngineError
 from agentrl.rollout.engines import vllm_installed
 from agentrl.rollout.engines.config import VLLMEngineConfig
-from agentrl.rollout.engines.vllm import VLLMEngine
+from agentrl.rollout.engines.vllm import VLLMEngine, turn_to_start
 from agentrl.rollout.engines.vllm_installed import InstalledVLLM, find_vllm
 from agentrl.testing.random_models import SERVED
 
@@ -199,3 +199,23 @@ def use(installed: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
         return installed[package]
 
     monkeypatch.setattr(vllm_installed, "version", version)
+
+
+def test_engines_on_a_gpu_start_one_after_the_other() -> None:
+    async def most_at_once(*, on_cpu: bool) -> int:
+        running, most = 0, 0
+
+        async def start() -> None:
+            nonlocal running, most
+            async with turn_to_start(on_cpu=on_cpu):
+                running += 1
+                most = max(most, running)
+                await asyncio.sleep(0)
+                running -= 1
+
+        await asyncio.gather(*(start() for _ in range(4)))
+        return most
+
+    assert asyncio.run(most_at_once(on_cpu=False)) == 1
+    assert asyncio.run(most_at_once(on_cpu=False)) == 1, "on another event loop too"
+    assert asyncio.run(most_at_once(on_cpu=True)) == 4
