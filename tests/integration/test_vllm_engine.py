@@ -183,7 +183,7 @@ def test_an_adapter_changes_what_is_sampled_as_in_the_model(sound: Served, tmp_p
             for name, value in adapted.named_parameters():
                 if "lora_" in name:
                     value.normal_(0.0, 0.02 * version)
-        adapted.save_pretrained(tmp_path / str(version))
+        adapted.save_pretrained(str(tmp_path / str(version)))
         sound.run(sound.engine.update_adapters(str(tmp_path / str(version)), version))
         turn = sound.turn(temperature=0.7)
         expected = logprobs_of(adapted, list(ask().prompt_ids), turn.ids, 0.7)
