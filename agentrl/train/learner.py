@@ -178,6 +178,9 @@ class Learner:
                 found, logprobs = self._update_once(part, seed=choices, measure=measure)
                 updates.append(found)
                 if logprobs is not None:
+                    # In place of what the check of a process's first step scored: the record of a
+                    # step is the same whether or not a process began with it.
+                    train_batch.trainer_logprobs.clear()
                     mismatch = record_mismatch(train_batch, part, logprobs, version=step)
         metrics = combine(updates, role="actor") | mismatch
         if "actor/ref_kl" in metrics:  # the KL is in the loss

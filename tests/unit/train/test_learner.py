@@ -364,6 +364,31 @@ def test_the_first_step_is_measured_before_it_trains(model: Any) -> None:
     assert engine.trained == [] and engine.inferred == [("logprobs",)]
 
 
+def test_the_record_of_a_step_does_not_say_that_a_process_began_with_it(model: Any) -> None:
+    algo = AlgoConfig()
+
+    def recorded(*, is_first: bool) -> dict[str, list[np.ndarray]]:
+        made, _ = learner(model, algo)
+        if not is_first:
+            made.measure_mismatch(made.assign_credit(prepared(model, algo))[0], 0)
+        groups = groups_of(model)
+        for member in groups[0].trajectories:  # all the same: scored at the first step alone
+            member.score = Score(reward=1.0, success=True)
+        batch, _ = made.assign_credit(assemble(groups, {"e": algo}))
+        assert bool(made.measure_mismatch(batch, 0)) == is_first
+        made.update(batch, 0)
+        assert set(batch.trainer_logprobs) == set(batch.trained_ids) < {
+            member.id for member in batch.sessions
+        }
+        return batch.trainer_logprobs
+
+    first, later = recorded(is_first=True), recorded(is_first=False)
+    assert first.keys() == later.keys()
+    for name in first:
+        for one, other in zip(first[name], later[name], strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
 def test_a_step_that_trains_nothing_is_measured_too(model: Any) -> None:
     algo = AlgoConfig()
     made, engine = learner(model, algo)
