@@ -12,10 +12,10 @@ from typing import Any
 
 from agentrl.errors import SandboxError, SandboxUnavailable
 from agentrl.sandbox.base import SandboxLimits, SandboxReport
-from agentrl_sandboxes.local.box import LocalSandbox
 from agentrl_sandboxes.local.cgroup import BoxesGroup
 from agentrl_sandboxes.local.launcher import ZygoteProcess, find_bwrap, find_python
-from agentrl_sandboxes.local.limits import check_limits
+from agentrl_sandboxes.supervised.box import SupervisedSandbox
+from agentrl_sandboxes.supervised.limits import check_limits
 
 _START_S = 20.0
 _CREATE_S = 10.0
@@ -36,14 +36,14 @@ class LocalBackend:
         machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self._total_bytes = (total_memory_mb << 20) if total_memory_mb else machine_bytes // 2
         self._idle_target = idle_boxes
-        self._idle: deque[LocalSandbox] = deque()
+        self._idle: deque[SupervisedSandbox] = deque()
         self._idle_limits: SandboxLimits | None = None
         self._refill: asyncio.Task[None] | None = None
         self._zygote: ZygoteProcess | None = None
         self._group: BoxesGroup | None = None
         self._starting = asyncio.Lock()
         self._ids = itertools.count(1)
-        self._boxes: dict[int, LocalSandbox] = {}
+        self._boxes: dict[int, SupervisedSandbox] = {}
         self._facts: dict[str, Any] = {}
         self._closed = False
         self.zygote_restarts = 0
@@ -61,7 +61,7 @@ class LocalBackend:
             ) from None
         await box.close()
 
-    async def create(self, limits: SandboxLimits) -> LocalSandbox:
+    async def create(self, limits: SandboxLimits) -> SupervisedSandbox:
         """Return a fresh box; starts another zygote if the last one died."""
         check_limits(limits)
         if self._closed:
@@ -151,7 +151,7 @@ class LocalBackend:
             self._group.remove()
             self._group = None
 
-    async def _take_idle(self, limits: SandboxLimits) -> LocalSandbox | None:
+    async def _take_idle(self, limits: SandboxLimits) -> SupervisedSandbox | None:
         if self._idle_limits != limits:
             stale, self._idle = self._idle, deque()
             self._idle_limits = limits
@@ -180,7 +180,7 @@ class LocalBackend:
 
     async def _open(
         self, zygote: ZygoteProcess, limits: SandboxLimits, *, probe: bool
-    ) -> tuple[LocalSandbox, dict[str, Any]]:
+    ) -> tuple[SupervisedSandbox, dict[str, Any]]:
         box_id = next(self._ids)
         try:
             near, far = socket.socketpair()
@@ -194,7 +194,7 @@ class LocalBackend:
         async def release() -> None:
             self._boxes.pop(box_id, None)
 
-        box = LocalSandbox(
+        box = SupervisedSandbox(
             near,
             limits,
             kill=lambda: zygote.kill_box(box_id),

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import SandboxError, SandboxUnavailable
+from agentrl_sandboxes.supervised import inside
 
-_INSIDE = Path(__file__).parent / "inside"
+_INSIDE = Path(inside.__file__).parent
 _MAIN = (
     "import sys; sys.path.insert(0, '/agentrl'); from inside.zygote import main; "
     "del sys.path[0]; main()"

@@ -23,15 +23,16 @@ from pathlib import Path
 
 from agentrl.errors import SandboxError
 from agentrl.sandbox.base import SandboxLimits, SandboxReport
-from agentrl_sandboxes.local.box import LocalSandbox
-from agentrl_sandboxes.local.limits import check_limits
+from agentrl_sandboxes.supervised import inside
+from agentrl_sandboxes.supervised.box import SupervisedSandbox
+from agentrl_sandboxes.supervised.limits import check_limits
 
 # The package's folder is on the path for one import only: programs must not see it.
 _MAIN = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); from inside.plain import main; "
     "del sys.path[0]; main()"
 )
-_FOLDER = str(Path(__file__).parent)
+_FOLDER = str(Path(inside.__file__).parents[1])
 _CREATE_S = 20.0
 _EXIT_S = 5.0
 _WARNING = (
@@ -44,7 +45,7 @@ class UnsafeBackend:
     """Plain processes with resource limits, no isolation; warns at every start."""
 
     def __init__(self) -> None:
-        self._boxes: dict[int, LocalSandbox] = {}
+        self._boxes: dict[int, SupervisedSandbox] = {}
         self._ids = itertools.count(1)
         self._threads: ThreadPoolExecutor | None = None
 
@@ -53,7 +54,7 @@ class UnsafeBackend:
         warnings.warn(_WARNING, RuntimeWarning, stacklevel=2)
         self._threads = ThreadPoolExecutor(2, "agentrl-unsafe-sandbox")
 
-    async def create(self, limits: SandboxLimits) -> LocalSandbox:
+    async def create(self, limits: SandboxLimits) -> SupervisedSandbox:
         """Start one process with a new temporary directory."""
         check_limits(limits)
         if self._threads is None:
@@ -80,7 +81,7 @@ class UnsafeBackend:
             self._boxes.pop(box_id, None)
 
         # Closing the channel ends it: the supervisor kills its children's groups, then itself.
-        box = LocalSandbox(
+        box = SupervisedSandbox(
             near,
             limits,
             kill=lambda: _shut(near),

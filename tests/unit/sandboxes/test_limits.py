@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from agentrl_sandboxes.local.limits import check_limits
+from agentrl_sandboxes.supervised.limits import check_limits
 
 from agentrl.errors import ConfigError
 from agentrl.sandbox.base import SandboxLimits

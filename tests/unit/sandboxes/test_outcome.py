@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from agentrl_sandboxes.local.outcome import interpret
+from agentrl_sandboxes.supervised.outcome import interpret
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
-from agentrl_sandboxes.local.inside.seccomp import UnsupportedArchitecture, build_filter
+from agentrl_sandboxes.supervised.inside.seccomp import UnsupportedArchitecture, build_filter
 
 ALLOW, EPERM, ENOSYS = 0x7FFF0000, 0x00050001, 0x00050026
 ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}

@@ -6,7 +6,7 @@ import os
 import socket
 
 import pytest
-from agentrl_sandboxes.local.inside import capture, wire
+from agentrl_sandboxes.supervised.inside import capture, wire
 from hypothesis import given
 from hypothesis import strategies as st
 

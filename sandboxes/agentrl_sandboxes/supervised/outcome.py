@@ -10,7 +10,7 @@ import signal
 from typing import Any
 
 from agentrl.sandbox.base import ExecResult, SandboxLimits, SandboxStatus
-from agentrl_sandboxes.local.inside import wire
+from agentrl_sandboxes.supervised.inside import wire
 
 _CLAIMS = {
     "ok": SandboxStatus.OK,

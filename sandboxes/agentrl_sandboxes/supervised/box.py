@@ -14,8 +14,8 @@ from typing import Any
 
 from agentrl.errors import SandboxError, ToolError
 from agentrl.sandbox.base import ExecResult, SandboxLimits, SandboxStatus
-from agentrl_sandboxes.local.inside import wire
-from agentrl_sandboxes.local.outcome import interpret
+from agentrl_sandboxes.supervised.inside import wire
+from agentrl_sandboxes.supervised.outcome import interpret
 
 _SLACK_S = 5.0
 """How long after its own deadline a supervisor may answer, on a loaded machine."""
@@ -32,7 +32,7 @@ class ChannelClosed(Exception):
         self.witnessed = witnessed
 
 
-class LocalSandbox:
+class SupervisedSandbox:
     """One box with its own interpreter, work directory and process tree.
 
     A time-out first interrupts the cell, which keeps its names; a cell that does not react is
