@@ -15,6 +15,7 @@ from agentrl.sandbox.base import SandboxLimits, SandboxReport
 from agentrl_sandboxes.local.cgroup import BoxesGroup
 from agentrl_sandboxes.local.launcher import ZygoteProcess, find_bwrap, find_python
 from agentrl_sandboxes.supervised.box import SupervisedSandbox
+from agentrl_sandboxes.supervised.channel import SocketChannel
 from agentrl_sandboxes.supervised.limits import check_limits
 
 _START_S = 20.0
@@ -189,13 +190,12 @@ class LocalBackend:
                 f"no channel for a sandbox: {error}; each open one takes a file descriptor here, "
                 "see `ulimit -n`"
             ) from None
-        near.setblocking(False)
 
         async def release() -> None:
             self._boxes.pop(box_id, None)
 
         box = SupervisedSandbox(
-            near,
+            SocketChannel(near),
             limits,
             kill=lambda: zygote.kill_box(box_id),
             release=release,

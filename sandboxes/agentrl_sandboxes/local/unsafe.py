@@ -25,6 +25,7 @@ from agentrl.errors import SandboxError
 from agentrl.sandbox.base import SandboxLimits, SandboxReport
 from agentrl_sandboxes.supervised import inside
 from agentrl_sandboxes.supervised.box import SupervisedSandbox
+from agentrl_sandboxes.supervised.channel import SocketChannel
 from agentrl_sandboxes.supervised.limits import check_limits
 
 # The package's folder is on the path for one import only: programs must not see it.
@@ -64,7 +65,6 @@ class UnsafeBackend:
             near, far = socket.socketpair()
         except OSError as error:
             raise SandboxError(f"no channel for a sandbox: {error}; see `ulimit -n`") from None
-        near.setblocking(False)
         folder = Path(tempfile.mkdtemp(prefix="agentrl-unsafe-"))
         try:
             process = await loop.run_in_executor(self._threads, _spawn, far, limits, folder)
@@ -82,7 +82,7 @@ class UnsafeBackend:
 
         # Closing the channel ends it: the supervisor kills its children's groups, then itself.
         box = SupervisedSandbox(
-            near,
+            SocketChannel(near),
             limits,
             kill=lambda: _shut(near),
             release=release,

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from agentrl.errors import SandboxError, ToolError
 from agentrl.sandbox.base import ExecResult, SandboxLimits, SandboxStatus
+from agentrl_sandboxes.supervised.channel import Channel
 from agentrl_sandboxes.supervised.inside import wire
 from agentrl_sandboxes.supervised.outcome import interpret
 
@@ -32,6 +32,27 @@ class ChannelClosed(Exception):
         self.witnessed = witnessed
 
 
+class BoxDied(Exception):
+    """The box ended by what ran in it."""
+
+    def __init__(self, status: SandboxStatus, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+
+
+class Autopsy(Protocol):
+    """Finds out why a box's channel ended."""
+
+    async def __call__(self) -> tuple[SandboxStatus, str]:
+        """Return the status and the reason of a death that the box brought on itself.
+
+        Raises:
+            SandboxError: it was no fault of the box.
+        """
+        ...
+
+
 class SupervisedSandbox:
     """One box with its own interpreter, work directory and process tree.
 
@@ -42,18 +63,20 @@ class SupervisedSandbox:
 
     def __init__(
         self,
-        channel: socket.socket,
+        channel: Channel,
         limits: SandboxLimits,
         *,
         kill: Callable[[], None],
         release: Callable[[], Awaitable[None]],
         has_witness: bool,
+        autopsy: Autopsy | None = None,
     ) -> None:
         self._channel = channel
         self._limits = limits
         self._kill = kill
         self._release = release
         self._has_witness = has_witness
+        self._autopsy = autopsy
         self._buffer = bytearray()
         self._turn = asyncio.Lock()
         self._closing: asyncio.Task[None] | None = None
@@ -62,15 +85,8 @@ class SupervisedSandbox:
     @property
     def ended(self) -> bool:
         """Whether an idle box has died or been closed; peeks at the channel without waiting."""
-        if self._dead is not None:
-            return True
-        try:
-            self._channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
-        return True  # it says nothing unasked but its goodbye
+        # It says nothing unasked but its goodbye.
+        return self._dead is not None or self._channel.readable
 
     async def hello(self, timeout_s: float) -> dict[str, Any]:
         """Wait until the box is set up; return what it read back about itself.
@@ -128,8 +144,7 @@ class SupervisedSandbox:
         self._kill()
         try:
             async with asyncio.timeout(_CLOSE_S):
-                loop = asyncio.get_running_loop()
-                while await loop.sock_recv(self._channel, 65536):
+                while await self._channel.receive():
                     pass
         except (TimeoutError, OSError):
             pass  # the backend's own close ends whatever is left
@@ -148,10 +163,8 @@ class SupervisedSandbox:
         except TimeoutError:
             reason = f"Time limit of {seconds:g} s reached, and the sandbox had to be killed."
             return self._died(SandboxStatus.TIMEOUT, reason)
-        except ChannelClosed as closed:
-            if not closed.witnessed:
-                raise SandboxError("the process that holds all sandboxes has died") from None
-            return self._died(SandboxStatus.SANDBOX_DEAD, "The sandbox died during this call.")
+        except BoxDied as death:
+            return self._died(death.status, death.reason)
         return interpret(*answer, self._limits, seconds)
 
     def _died(self, status: SandboxStatus, reason: str) -> ExecResult:
@@ -165,7 +178,7 @@ class SupervisedSandbox:
             raise ToolError(f"not a usable path: {path!r:.200}")
         try:
             header, data = await self._ask(request, body, _FILE_S)
-        except (TimeoutError, ChannelClosed):
+        except (TimeoutError, BoxDied):
             self._died(SandboxStatus.SANDBOX_DEAD, "The sandbox died during a file transfer.")
             raise SandboxError(f"the sandbox died while it transferred {path!r}") from None
         if "refused" in header:
@@ -182,18 +195,27 @@ class SupervisedSandbox:
             finished = False
             try:
                 async with asyncio.timeout(deadline_s):
-                    loop = asyncio.get_running_loop()
                     with contextlib.suppress(OSError):  # the end of the stream says why
-                        await loop.sock_sendall(self._channel, wire.pack(request, body))
+                        await self._channel.send(wire.pack(request, body))
                     answer = await self._receive()
                 finished = True
                 return answer
             except wire.FrameError as error:
                 raise SandboxError(f"the sandbox sent garbage: {error}") from None
+            except ChannelClosed as closed:  # looked into before the kill removes the evidence
+                raise await self._explain(closed) from None
             finally:
                 if not finished:  # also when cancelled: the stream is out of step from here on
                     self._dead = self._dead or "an earlier call did not finish"
                     self._kill()
+
+    async def _explain(self, closed: ChannelClosed) -> BoxDied:
+        """Return how the box died; raises :class:`SandboxError` if that was no fault of its."""
+        if self._autopsy is not None:
+            return BoxDied(*await self._autopsy())
+        if not closed.witnessed:
+            raise SandboxError("the process that holds all sandboxes has died")
+        return BoxDied(SandboxStatus.SANDBOX_DEAD, "The sandbox died during this call.")
 
     async def _receive(self) -> tuple[dict[str, Any], bytes]:
         await self._fill(wire.PREFIX.size)
@@ -210,12 +232,8 @@ class SupervisedSandbox:
         return header, data
 
     async def _fill(self, size: int) -> None:
-        loop = asyncio.get_running_loop()
         while len(self._buffer) < size:
-            try:
-                chunk = await loop.sock_recv(self._channel, 1 << 18)
-            except ConnectionError:
-                chunk = b""
+            chunk = await self._channel.receive()
             if not chunk:
                 seen = not self._has_witness or self._buffer.endswith(wire.GOODBYE)
                 raise ChannelClosed(seen)
