@@ -31,7 +31,8 @@ message, so that it can cross a process boundary).
     │   └── WorkerTimeout          it did not answer before its deadline; with every rank's stack
     ├── Preempted              the run was asked to stop, and did; it can be resumed
     └── TrainingError          training cannot go on (no signal, non-finite gradients in a row)
-        └── ThreadLeakError        more hung environment threads than env.max_leaked_threads
+        ├── ThreadLeakError        more hung environment threads than env.max_leaked_threads
+        └── ToolUnavailable        a tool has failed on our side for tools.breaker.give_up_s
 """
 
 from __future__ import annotations
@@ -151,3 +152,7 @@ class TrainingError(AgentRLError):
 
 class ThreadLeakError(TrainingError):
     """More environment threads hang for good than ``env.max_leaked_threads`` allows."""
+
+
+class ToolUnavailable(TrainingError):
+    """A tool has failed on our side for ``tools.breaker.give_up_s`` seconds: the run stops."""

@@ -33,6 +33,7 @@ FREE_ON_RESUME = (
     "telemetry.",
     "sandbox.max_open",
     "sandbox.create_timeout_s",
+    "tools.breaker.",
     "rollout.collect_timeout_s",
     "rollout.workers",
     "cluster.",

@@ -196,6 +196,10 @@ class ToolResult:
     truncated_tokens: int = 0
     reward: float = 0.0
     """What the tool paid for the call."""
+    retries: int = 0
+    """Times that it was called again after an infrastructure failure."""
+    breaker_open: bool = False
+    """Not called, since too many calls before it had failed on our side."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -241,6 +245,8 @@ class Score:
     """Named components, for metrics."""
     turn_rewards: Sequence[float] = ()
     """Added to the rewards of the turns, in order: what only the grader can tell of them."""
+    tampering: Sequence[str] = ()
+    """Patterns of reward hacking that were seen: counted in ``tampering/...``, not paid."""
 
 
 # --------------------------------------------------------------------------- trajectories

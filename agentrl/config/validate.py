@@ -81,6 +81,7 @@ def _ranges(config: Config) -> Iterable[str]:
         "model.warm_start.steps": config.model.warm_start.steps,
         "model.warm_start.episodes_per_step": config.model.warm_start.episodes_per_step,
         "sandbox.max_open": config.sandbox.max_open,
+        "tools.breaker.max_failures": config.tools.breaker.max_failures,
         "failure.max_empty_steps": config.failure.max_empty_steps,
         "failure.max_skipped_updates": config.failure.max_skipped_updates,
     }
@@ -113,6 +114,8 @@ def _ranges(config: Config) -> Iterable[str]:
         "env.step_timeout_s": config.env.step_timeout_s,
         "env.close_timeout_s": config.env.close_timeout_s,
         "sandbox.create_timeout_s": config.sandbox.create_timeout_s,
+        "tools.breaker.cooldown_s": config.tools.breaker.cooldown_s,
+        "tools.breaker.give_up_s": config.tools.breaker.give_up_s,
         "trainer.grace_s": config.trainer.grace_s,
     }
     for key, value in deadlines.items():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from agentrl.tool.breaker import BreakerConfig
+
 
 @dataclass(slots=True, kw_only=True)
 class ToolsConfig:
@@ -13,3 +15,5 @@ class ToolsConfig:
     """Tool name to the path of a YAML spec: replaces the environment's tool of that name."""
     allow_import: list[str] = field(default_factory=list)
     """Module prefixes that a spec outside an installed pack may name under ``python:``."""
+    breaker: BreakerConfig = field(default_factory=BreakerConfig)
+    """When a tool that fails on our side is left alone, and when the run gives up on it."""

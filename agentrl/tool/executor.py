@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import logging
 import random
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from agentrl.errors import (
@@ -19,9 +19,10 @@ from agentrl.errors import (
     SandboxUnavailable,
     ToolError,
 )
-from agentrl.finite import check_reward
-from agentrl.tool.base import Tool, ToolContext, ToolReply
+from agentrl.tool.answer import Answer, answer_of, named
+from agentrl.tool.base import Tool, ToolContext
 from agentrl.tool.binding import Binding, Toolbox
+from agentrl.tool.breaker import CircuitOpen
 from agentrl.tool.deadline import DeadlinePassed, within
 from agentrl.types import ToolCall, ToolResult, ToolStatus
 
@@ -32,10 +33,17 @@ Cut = Callable[[str, int], tuple[str, int]]
 
 _INFRASTRUCTURE = (SandboxError, InfrastructureError, ConnectionError)
 _FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 5.0
+_MAX_TOKEN_CHARS = 64
+"""Characters per token up to which an answer that is no text is written out."""
 
 
 class ToolExecutor:
     """The tools of one trajectory.
+
+    Calls of one turn run at the same time where their tools let them: functions do. The others,
+    which keep state, alone or in a workspace that they share, run one after the other in the order
+    of the turn.
 
     Args:
         toolbox: the tools, shared.
@@ -66,93 +74,100 @@ class ToolExecutor:
         self._open_timeout_s = open_timeout_s
         self._close_timeout_s = close_timeout_s
         self._open: dict[str, Tool] = {}
+        self._opening: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._in_order = asyncio.Lock()
+        """Held by a call whose tool does not let calls overlap; first come, first served."""
+        self._closings: set[asyncio.Future[None]] = set()
         self.num_calls: Counter[str] = Counter(num_calls)
         """Calls so far, by tool, those that were refused included."""
         self._closed = False
         self.failure: BaseException | None = None
         """What our side failed with, where an answer has the status ``INFRA_ERROR``."""
 
-    async def run(self, call: ToolCall) -> ToolResult:
-        """Answer one call. What goes wrong is in the status; see :class:`ToolStatus`."""
-        start = time.perf_counter()
-        binding = self._toolbox.bindings.get(call.name)
-        content, status, reward = await self._answer(call, binding)
-        num_cut = 0
-        if binding is not None:
-            content, num_cut = self._cut(content, binding.spec.limits.max_output_tokens)
-            if num_cut:
-                content += f"\n[cut: {num_cut} more tokens]"
-        return ToolResult(
-            name="unknown" if binding is None else call.name,
-            content=content,
-            status=status,
-            duration_s=time.perf_counter() - start,
-            truncated_tokens=num_cut,
-            reward=reward,
-        )
+    async def run(self, call: ToolCall, *, timeout_s: float | None = None) -> ToolResult:
+        """Answer one call. What goes wrong is in the status; see :class:`ToolStatus`.
+
+        Args:
+            timeout_s: the deadline of this call, where it is nearer than the tool's.
+
+        Raises:
+            SandboxUnavailable, ToolUnavailable: no episode could go on: the run must stop.
+        """
+        return await self._result(call, self._refuse(call), timeout_s)
+
+    async def run_turn(self, calls: Sequence[ToolCall], results: list[ToolResult]) -> None:
+        """Answer the calls of one turn.
+
+        Args:
+            results: gets the answers in the order of the calls, as far as they are there, also
+                where this is cancelled. The first infrastructure failure is the last: the others
+                are cancelled, since the trajectory is lost.
+
+        Raises:
+            SandboxUnavailable, ToolUnavailable: no episode could go on: the run must stop.
+        """
+        refusals = [self._refuse(call) for call in calls]  # counted in order, before any runs
+        tasks = [
+            asyncio.ensure_future(self._result(call, refusal))
+            for call, refusal in zip(calls, refusals, strict=True)
+        ]
+        try:
+            for task in tasks:
+                results.append(await task)
+                if results[-1].status is ToolStatus.INFRA_ERROR:
+                    break
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def close(self) -> None:
         """Close every tool that was opened. Never raises for what a tool does; idempotent."""
         self._closed = True
         opened, self._open = self._open, {}
-        if opened:
-            await asyncio.gather(*(self._close_one(*item) for item in opened.items()))
+        await asyncio.gather(
+            *(self._close_one(*item) for item in opened.items()),
+            *self._closings,  # each within close_timeout_s from when it began
+        )
 
     # ------------------------------------------------------------------ one call
 
-    async def _answer(
-        self, call: ToolCall, binding: Binding | None
-    ) -> tuple[str, ToolStatus, float]:
-        """Return text, status, and what the tool paid: nothing but where it answered."""
-        refusal = self._refuse(call, binding)
+    async def _result(
+        self, call: ToolCall, refusal: str | None, timeout_s: float | None = None
+    ) -> ToolResult:
+        start = time.perf_counter()
+        binding = self._toolbox.bindings.get(call.name)
         if binding is None or refusal is not None:
-            return f"error: {refusal}", ToolStatus.ERROR, 0.0
-        limits = binding.spec.limits
-        async with binding.slots:
-            for attempt in range(limits.retries + 1):
-                tool = self._open.get(call.name)
-                if tool is None:
-                    context = await self._make_context(call.name)
-                    try:
-                        tool = await self._open_one(binding, context)
-                    except SandboxUnavailable:  # so it would be for every episode: stop the run
-                        raise
-                    except Exception as error:  # opening does not depend on the model
-                        self.failure = error
-                        text = f"opening the tool failed: {_named(error)}"
-                        return text, ToolStatus.INFRA_ERROR, 0.0
-                try:
-                    value = await self._invoke(tool.call, call.arguments, limits.timeout_s)
-                    content, reward = _paid(value, call.name)
-                    return content, ToolStatus.OK, reward
-                except _INFRASTRUCTURE as error:
-                    if attempt == limits.retries:
-                        self.failure = error
-                        return _named(error), ToolStatus.INFRA_ERROR, 0.0
-                    pause_s = _FIRST_PAUSE_S * 2**attempt * (0.5 + self._random.random())
-                    await asyncio.sleep(pause_s)
-                except RewardError as error:  # the tool's bug: again it would pay the same
-                    self.failure = error
-                    return _named(error), ToolStatus.INFRA_ERROR, 0.0
-                except DeadlinePassed:
-                    note = self._give_up(call.name, tool)
-                    text = f"error: timed out after {limits.timeout_s:g} s{note}"
-                    return text, ToolStatus.TIMEOUT, 0.0
-                except ToolError as error:
-                    return f"error: {error}", ToolStatus.ERROR, 0.0
-                except Exception as error:
-                    # Nothing of ours witnesses a failure: a model must not be able to leave its
-                    # group's baseline by crashing a tool.
-                    logger.warning("tool %s raised %s", call.name, _named(error))
-                    return f"error: {_named(error)}", ToolStatus.ERROR, 0.0
-        raise AssertionError("every attempt returns or is followed by another")
+            answer = Answer(content=f"error: {refusal}", status=ToolStatus.ERROR)
+        else:
+            timeout_s = min(
+                timeout_s or binding.spec.limits.timeout_s, binding.spec.limits.timeout_s
+            )
+            async with nullcontext() if binding.overlaps else self._in_order:
+                answer = await self._answer(call, binding, timeout_s)
+        if answer.status is ToolStatus.INFRA_ERROR:
+            self.failure = self.failure or answer.failure
+        content, num_cut = answer.content, 0
+        if binding is not None:
+            content, num_cut = self._shorten(answer, binding.spec.limits.max_output_tokens)
+        return ToolResult(
+            name="unknown" if binding is None else call.name,
+            content=content,
+            status=answer.status,
+            duration_s=time.perf_counter() - start,
+            truncated_tokens=num_cut,
+            reward=answer.reward,
+            retries=answer.retries,
+            breaker_open=answer.breaker_open,
+        )
 
-    def _refuse(self, call: ToolCall, binding: Binding | None) -> str | None:
+    def _refuse(self, call: ToolCall) -> str | None:
         """Return why nothing runs, for the model to read."""
         if self._closed:
             return "the tools are closed"
         if call.error is not None:
             return call.error
+        binding = self._toolbox.bindings.get(call.name)
         if binding is None:
             known = ", ".join(self._toolbox.bindings) or "none"
             return f"unknown tool {call.name[:64]!r}; the tools are: {known}"
@@ -161,6 +176,80 @@ class ToolExecutor:
         if self.num_calls[call.name] > limits.max_calls:
             return f"{call.name} may be called {limits.max_calls} times, and was"
         return binding.validator.problem(call.arguments)
+
+    def _shorten(self, answer: Answer, max_tokens: int) -> tuple[str, int]:
+        """Return text of at most ``max_tokens`` tokens and a note, and how many were cut."""
+        content, num_cut = self._cut(answer.content, max_tokens)
+        if answer.cut_chars and answer.content:
+            chars_per_token = max(1, len(content)) / max_tokens
+            num_cut += max(1, round(answer.cut_chars / max(1.0, chars_per_token)))
+        return f"{content}\n[cut: {num_cut} more tokens]" if num_cut else content, num_cut
+
+    async def _answer(self, call: ToolCall, binding: Binding, timeout_s: float) -> Answer:
+        """Call, and call again after infrastructure failures, as often as the tool allows."""
+        retries = binding.spec.limits.retries
+        for attempt in range(retries + 1):
+            async with binding.slots:
+                try:
+                    is_probe = binding.breaker.admit()
+                except CircuitOpen as error:
+                    return Answer(
+                        content=named(error),
+                        status=ToolStatus.INFRA_ERROR,
+                        failure=error,
+                        retries=attempt,
+                        breaker_open=True,
+                    )
+                answer = await self._watched(call, binding, timeout_s, is_probe)
+            answer.retries = attempt
+            if not isinstance(answer.failure, _INFRASTRUCTURE) or attempt == retries:
+                return answer
+            pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt)
+            await asyncio.sleep(pause_s * (0.5 + self._random.random()))
+        raise AssertionError("every attempt returns or is followed by another")
+
+    async def _watched(
+        self, call: ToolCall, binding: Binding, timeout_s: float, is_probe: bool
+    ) -> Answer:
+        """Call once, and tell the circuit breaker how it ended."""
+        try:
+            answer = await self._once(call, binding, timeout_s)
+        except BaseException:
+            binding.breaker.abandoned(is_probe=is_probe)
+            raise
+        if answer.status is ToolStatus.INFRA_ERROR and not isinstance(answer.failure, RewardError):
+            binding.breaker.failed(answer.content, is_probe=is_probe)
+        else:
+            binding.breaker.answered()
+        return answer
+
+    async def _once(self, call: ToolCall, binding: Binding, timeout_s: float) -> Answer:
+        limits = binding.spec.limits
+        try:
+            tool = await self._opened(binding)
+        except _OpenFailed as error:
+            cause = error.__cause__
+            text = f"opening the tool failed: {named(cause or error)}"
+            return Answer(content=text, status=ToolStatus.INFRA_ERROR, failure=cause)
+        try:
+            deadline_s = timeout_s + binding.overtime_s
+            value = await self._invoke(tool.call, call.arguments, deadline_s)
+            max_chars = _MAX_TOKEN_CHARS * limits.max_output_tokens
+            return answer_of(value, tool=call.name, max_chars=max_chars)
+        except (*_INFRASTRUCTURE, RewardError) as error:
+            # A RewardError is the tool's bug, and no outage: again it would pay the same.
+            return Answer(content=named(error), status=ToolStatus.INFRA_ERROR, failure=error)
+        except DeadlinePassed:
+            note = self._give_up(binding, tool)
+            text = f"error: timed out after {timeout_s:g} s{note}"
+            return Answer(content=text, status=ToolStatus.TIMEOUT)
+        except ToolError as error:
+            return Answer(content=f"error: {error}", status=ToolStatus.ERROR)
+        except Exception as error:
+            # Nothing of ours witnesses a failure: a model must not be able to leave its
+            # group's baseline by crashing a tool.
+            logger.warning("tool %s raised %s", call.name, named(error))
+            return Answer(content=f"error: {named(error)}", status=ToolStatus.ERROR)
 
     async def _invoke(
         self, method: Callable[..., Any], arguments: dict[str, Any], timeout_s: float
@@ -172,17 +261,33 @@ class ToolExecutor:
             return await within(value, timeout_s)
         return value
 
-    def _give_up(self, name: str, tool: Tool) -> str:
+    def _give_up(self, binding: Binding, tool: Tool) -> str:
         """Replace a tool whose thread hangs: two threads in one instance would be a race."""
-        if inspect.iscoroutinefunction(tool.call):
+        name = binding.spec.name
+        if binding.overlaps or inspect.iscoroutinefunction(tool.call):
             return ""
-        del self._open[name]
-        closing = asyncio.ensure_future(self._close_one(name, tool))
-        _background.add(closing)
-        closing.add_done_callback(_background.discard)
+        if self._open.get(name) is tool:
+            del self._open[name]
+            closing = asyncio.ensure_future(self._close_one(name, tool))
+            self._closings.add(closing)
+            closing.add_done_callback(self._closings.discard)
         return "; its state is lost"
 
     # ------------------------------------------------------------------ opening, closing
+
+    async def _opened(self, binding: Binding) -> Tool:
+        name = binding.spec.name
+        async with self._opening[name]:
+            tool = self._open.get(name)
+            if tool is not None:
+                return tool
+            context = await self._make_context(name)
+            try:
+                return await self._open_one(binding, context)
+            except SandboxUnavailable:  # so it would be for every episode: stop the run
+                raise
+            except Exception as error:  # opening does not depend on the model
+                raise _OpenFailed from error
 
     async def _open_one(self, binding: Binding, context: ToolContext) -> Tool:
         tool = binding.make()
@@ -200,32 +305,8 @@ class ToolExecutor:
         try:
             await self._invoke(tool.close, {}, self._close_timeout_s)
         except Exception as error:
-            logger.warning("closing tool %s failed: %s", name, _named(error))
+            logger.warning("closing tool %s failed: %s", name, named(error))
 
 
-_background: set[asyncio.Future[None]] = set()
-"""The event loop holds tasks weakly; this keeps closings alive until they are done."""
-
-
-def _paid(value: Any, name: str) -> tuple[str, float]:
-    if not isinstance(value, ToolReply):
-        return _as_text(value), 0.0
-    return _as_text(value.content), check_reward(value.reward, where=f"tool {name!r}")
-
-
-def _as_text(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    if value is None:
-        return ""
-    if isinstance(value, (bool, int, float)):
-        return str(value)
-    if isinstance(value, (dict, list, tuple)):
-        return json.dumps(value, ensure_ascii=False, default=str)
-    raise InfrastructureError(
-        f"the tool returned {type(value).__name__}; a tool returns text, a number, or JSON values"
-    )
-
-
-def _named(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+class _OpenFailed(Exception):
+    """A tool could not be opened; says why by its cause."""

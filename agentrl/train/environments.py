@@ -47,6 +47,7 @@ def make_environments(config: EnvConfig, tools: ToolsConfig | None = None) -> li
             check_tools(env.tools, env=f"environment {entry.config.id!r}"),
             replace=tools.specs,
             allow_import=tools.allow_import,
+            breaker=tools.breaker,
         )
         made.append(Environment(entry=entry, env=env, toolbox=toolbox))
     return made
