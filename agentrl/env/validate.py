@@ -73,6 +73,10 @@ def check_score(value: Any, *, env: str) -> Score:
             f"{env}: Score.turn_rewards must be a sequence of floats, one a turn, "
             f"got {got(value.turn_rewards)}"
         )
+    if isinstance(value.tampering, str) or not all(isinstance(n, str) for n in value.tampering):
+        raise RewardError(
+            f"{env}: Score.tampering must be a sequence of names, got {got(value.tampering)}"
+        )
     return Score(
         reward=check_reward(value.reward, where=f"{env}: rubric"),
         success=bool(value.success),
@@ -84,6 +88,7 @@ def check_score(value: Any, *, env: str) -> Score:
             check_reward(reward, where=f"{env}: reward of turn {turn} of the rubric")
             for turn, reward in enumerate(value.turn_rewards)
         ),
+        tampering=tuple(value.tampering),
     )
 
 

@@ -58,6 +58,8 @@ class Grade:
     turn_rewards: tuple[float, ...] = ()
     success: bool | None = None
     """Its own verdict, where it has one."""
+    tampering: tuple[str, ...] = ()
+    """See :attr:`agentrl.types.Score.tampering`."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -194,6 +196,7 @@ def as_grade(value: Any, *, part: str, label: str | None = None) -> Grade:
             entries=score.parts,
             turn_rewards=tuple(score.turn_rewards),
             success=score.success,
+            tampering=tuple(score.tampering),
         )
     if not isinstance(value, Mapping):
         return Grade(value=check_reward(value, where=label))

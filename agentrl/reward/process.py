@@ -67,6 +67,7 @@ class _FunctionRubric:
             success=grade.value > 0 if grade.success is None else grade.success,
             parts=grade.entries,
             turn_rewards=grade.turn_rewards,
+            tampering=grade.tampering,
         )
 
 

@@ -93,6 +93,7 @@ class ComposedRubric:
             success=self._succeeded(graded, values),
             parts=values,
             turn_rewards=_turn_rewards(graded),
+            tampering=tuple(dict.fromkeys(name for _, grade in graded for name in grade.tampering)),
         )
 
     async def open(self) -> None:

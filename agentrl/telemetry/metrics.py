@@ -16,7 +16,7 @@ import numpy as np
 from agentrl.telemetry.censoring import Fate, censoring_metrics
 from agentrl.telemetry.cut import cut_metrics
 from agentrl.telemetry.environments import environment_metrics, is_flat
-from agentrl.types import ToolStatus, Trajectory, TrajectoryGroup
+from agentrl.types import Score, ToolStatus, Trajectory, TrajectoryGroup
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 UNKNOWN_TOOL = "unknown"
@@ -196,10 +196,20 @@ def _outcomes(scored: Sequence[Trajectory]) -> dict[str, float]:
         "reward/min": float(rewards.min()),
         "reward/max": float(rewards.max()),
         **{f"reward_parts/{name}": float(np.mean(values)) for name, values in parts.items()},
+        **_tampering(scores),
         "success/mean": sum(score.success for score in scores) / len(scores),
         "turns/mean": sum(len(trajectory.turns) for trajectory in scored) / len(scored),
         "response_tokens/mean": sum(item.num_sampled_tokens for item in scored) / len(scored),
     }
+
+
+def _tampering(scores: Sequence[Score]) -> dict[str, float]:
+    """Shares of the trajectories in which each pattern was seen, and any of them."""
+    counts = Counter(name for score in scores for name in set(score.tampering))
+    if not counts:
+        return {}
+    counts["any"] = sum(bool(score.tampering) for score in scores)
+    return {f"tampering/{name}": count / len(scores) for name, count in sorted(counts.items())}
 
 
 def _stop_reasons(trajectories: Sequence[Trajectory]) -> dict[str, float]:

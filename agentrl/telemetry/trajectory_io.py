@@ -191,7 +191,12 @@ def _to_json(
         "task": {"id": task.id, "data": dict(task.data), "tags": dict(task.tags)},
         "score": None
         if score is None
-        else {"reward": score.reward, "success": score.success, "parts": dict(score.parts)},
+        else {
+            "reward": score.reward,
+            "success": score.success,
+            "parts": dict(score.parts),
+            "tampering": list(score.tampering),
+        },
         "turns": [_shallow(turn) for turn in trajectory.turns],
         "segments": spans,
         "advantages": has_advantages,

@@ -1,42 +1,26 @@
-"""Grading: the submission runs in a fresh sandbox, and what it returned is compared out here.
+"""Grading: the submission runs in a fresh sandbox, and what it returned is compared elsewhere.
 
-Only inputs enter the sandbox, never an expected value (:mod:`agentrl.sandbox.grading`), so there is
-nothing in there to find or to patch. HumanEval's tests are programs that must run beside the
-submission: there a submission that goes looking for the verdict could forge it. It is the
-benchmark's own design; do not train on it with a policy that hunts for rewards.
+Only inputs enter its sandbox, never an expected value (:mod:`agentrl.sandbox.grading`), so there is
+nothing in there to find or to patch: values are compared out here, and test programs, such as those
+of HumanEval, run in a sandbox of their own.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from agentrl.env.base import Episode
-from agentrl.errors import SandboxError
 from agentrl.sandbox.base import SandboxProvider, SandboxStatus
-from agentrl.sandbox.grading import call_function
+from agentrl.sandbox.grading import (
+    TAMPERING,
+    call_function,
+    check_program,
+    find_tampering,
+)
 from agentrl.types import Score
 from agentrl_envs.code_sandbox.problem import Example, Problem, problem_of
 from agentrl_envs.code_sandbox.values import equal
-
-_CALLER = "__call_with_keywords"
-_TEST_PROGRAM = """
-import json
-job = json.loads(PAYLOAD)
-verdict = "passed"
-try:
-    space = {"__name__": "solution"}
-    exec(compile(job["preamble"], "preamble.py", "exec"), space)
-    tests = dict(space)  # tests may use the helpers that the prompt gives
-    exec(compile(job["source"], "solution.py", "exec"), space)
-    candidate = tests[job["entry_point"]] = space[job["entry_point"]]
-    exec(compile(job["test_program"], "tests.py", "exec"), tests)
-    tests["check"](candidate)
-except BaseException as error:
-    verdict = type(error).__name__
-reply(json.dumps({"verdict": verdict}).encode())
-"""
 
 
 class CodeRubric:
@@ -69,6 +53,7 @@ class CodeRubric:
             success=success,
             parts={"tests_passed": fraction},
             turn_rewards=await self._progress(episode, problem) if self._visible_reward else (),
+            tampering=_tampering(episode),
         )
 
     async def _hidden(self, episode: Episode, problem: Problem) -> float:
@@ -76,8 +61,15 @@ class CodeRubric:
         if source is None:
             return 0.0
         if problem.test_program is not None:
-            passed = await passes_program(episode.sandboxes, problem, source, self._timeout_s)
-            return float(passed)
+            verdict = await check_program(
+                episode.sandboxes,
+                source=source,
+                entry_point=problem.entry_point,
+                tests=problem.test_program,
+                preamble=problem.preamble,
+                timeout_s=self._timeout_s,
+            )
+            return float(verdict.passed)
         return await fraction_passed(
             episode.sandboxes, problem, source, problem.hidden, self._timeout_s
         )
@@ -95,6 +87,19 @@ class CodeRubric:
         return rewards
 
 
+def _tampering(episode: Episode) -> tuple[str, ...]:
+    """Return the patterns of reward hacking in the submission and in the cells before it."""
+    cells = [
+        code
+        for turn in episode.turns
+        for call in turn.tool_calls
+        if isinstance(code := call.arguments.get("code"), str)
+    ]
+    submission = episode.info.get("submission") or ""
+    found = {name for text in (submission, *cells) for name in find_tampering(text)}
+    return tuple(name for name in TAMPERING if name in found)
+
+
 async def fraction_passed(
     sandboxes: SandboxProvider,
     problem: Problem,
@@ -109,21 +114,15 @@ async def fraction_passed(
     """
     if not examples:
         return 0.0
-    entry_point = problem.entry_point
-    source = f"{problem.preamble}\n{source}"
-    args_list: list[Sequence[Any]] = [list(example.args) for example in examples]
-    if any(example.kwargs for example in examples):
-        # Defined after the submission, which therefore cannot replace it.
-        source += f"\n\ndef {_CALLER}(args, kwargs):\n    return {entry_point}(*args, **kwargs)\n"
-        entry_point = _CALLER
-        args_list = [[list(example.args), dict(example.kwargs)] for example in examples]
     sandbox = await sandboxes.acquire()
     try:
         outcomes = await call_function(
             sandbox,
+            preamble=problem.preamble,
             source=source,
-            entry_point=entry_point,
-            args_list=args_list,
+            entry_point=problem.entry_point,
+            args_list=[list(example.args) for example in examples],
+            kwargs_list=[example.kwargs for example in examples],
             timeout_s=timeout_s,
         )
     finally:
@@ -133,32 +132,6 @@ async def fraction_passed(
         for outcome, example in zip(outcomes, examples, strict=True)
     ]
     return sum(passed) / len(passed)
-
-
-async def passes_program(
-    sandboxes: SandboxProvider, problem: Problem, source: str, timeout_s: float
-) -> bool:
-    """Return whether ``source`` passes the problem's test program, in a fresh sandbox.
-
-    Raises:
-        SandboxError: infrastructure failed.
-    """
-    job = {
-        "preamble": problem.preamble,
-        "source": source,
-        "test_program": problem.test_program,
-        "entry_point": problem.entry_point,
-    }
-    sandbox = await sandboxes.acquire()
-    try:
-        result = await sandbox.run_private(
-            _TEST_PROGRAM, json.dumps(job).encode(), timeout_s=timeout_s
-        )
-    finally:
-        await sandbox.close()
-    if result.status is SandboxStatus.INFRA_ERROR:
-        raise SandboxError(f"the sandbox failed: {result.error}")
-    return result.status is SandboxStatus.OK and result.private == b'{"verdict": "passed"}'
 
 
 def same(got: Any, expected: Any) -> bool:

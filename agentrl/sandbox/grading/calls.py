@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,24 +42,27 @@ def __agentrl_harness():
 
     def describe(error):
         try:
-            return f"{{type(error).__name__}}: {{error}}"[:500]
+            name = type(error).__name__
+            return {{"error": f"{{name}}: {{error}}"[:500], "exception": name[:100]}}
         except BaseException:
-            return "an exception that cannot be shown"
+            return {{"error": "an exception that cannot be shown"}}
 
     space = {{"__name__": "solution"}}
     try:
+        exec(compile(job["preamble"], "preamble.py", "exec"), space)
         exec(compile(job["source"], "solution.py", "exec"), space)
         function = space[job["entry_point"]]
     except Exception as error:
         missing = isinstance(error, KeyError) and job["entry_point"] not in space
-        text = f"{{job['entry_point']}} is not defined" if missing else describe(error)
-        answer(-1, error=text)
+        answer(-1, **({{"error": f"{{job['entry_point']}} is not defined"}} if missing
+                      else describe(error)))
         return
-    for index, arguments in enumerate(job["calls"]):
+    for index, call in enumerate(job["calls"]):
         try:
-            answer(index, value=scope["encode"](function(*scope["decode"](arguments))))
+            args, kwargs = scope["decode"](call)
+            answer(index, value=scope["encode"](function(*args, **kwargs)))
         except Exception as error:
-            answer(index, error=describe(error))
+            answer(index, **describe(error))
 
 __agentrl_harness()
 """
@@ -75,6 +78,8 @@ class CallOutcome:
     value: Any = None
     """The returned value, made of builtin containers and scalars."""
     error: str | None = None
+    exception: str | None = None
+    """Name of the class of what it raised, as the program says."""
 
 
 async def call_function(
@@ -83,6 +88,8 @@ async def call_function(
     source: str,
     entry_point: str,
     args_list: Sequence[Sequence[Any]],
+    kwargs_list: Sequence[Mapping[str, Any]] | None = None,
+    preamble: str = "",
     timeout_s: float | None = None,
 ) -> list[CallOutcome]:
     """Call `entry_point` of `source` once per element of `args_list`, in a fresh process.
@@ -92,6 +99,8 @@ async def call_function(
         source: the program text that defines the function.
         entry_point: the function's name.
         args_list: positional arguments of each call: builtin scalars and containers.
+        kwargs_list: keyword arguments of each call; none if None.
+        preamble: trusted source that runs before the program, in the same namespace.
         timeout_s: for all calls together.
 
     Returns:
@@ -101,8 +110,12 @@ async def call_function(
         SandboxError: infrastructure failed; nothing is known about the solution.
         ValueError: an argument is no builtin scalar or container.
     """
-    calls = [values.encode(tuple(arguments)) for arguments in args_list]
-    job = {"source": source, "entry_point": entry_point, "calls": calls}
+    keywords = [{} for _ in args_list] if kwargs_list is None else kwargs_list
+    calls = [
+        values.encode((tuple(args), dict(kwargs)))
+        for args, kwargs in zip(args_list, keywords, strict=True)
+    ]
+    job = {"preamble": preamble, "source": source, "entry_point": entry_point, "calls": calls}
     result = await sandbox.run_private(_HARNESS, json.dumps(job).encode(), timeout_s=timeout_s)
     if result.status is SandboxStatus.INFRA_ERROR:
         raise SandboxError(f"the sandbox failed: {result.error}")
@@ -112,7 +125,7 @@ async def call_function(
 def _outcomes(result: ExecResult, num_calls: int) -> list[CallOutcome]:
     answers: dict[int, CallOutcome] = {}
     for line in result.private.split(b"\n"):
-        parsed = _parse_answer(line)
+        parsed = parse_answer(line)
         # The first answer counts: a program cannot take one back.
         if parsed is not None and -1 <= parsed[0] < num_calls:
             answers.setdefault(*parsed)
@@ -130,7 +143,7 @@ def _explain_silence(result: ExecResult) -> CallOutcome:
     )
 
 
-def _parse_answer(line: bytes) -> tuple[int, CallOutcome] | None:
+def parse_answer(line: bytes) -> tuple[int, CallOutcome] | None:
     """Read one line that the untrusted process may have forged; None if it is no answer."""
     if not line or len(line) > MAX_ANSWER_BYTES:
         return None
@@ -142,7 +155,11 @@ def _parse_answer(line: bytes) -> tuple[int, CallOutcome] | None:
         if "value" in fields:
             value = values.decode(fields["value"])
             return index, CallOutcome(status=SandboxStatus.OK, value=value)
-        error = str(fields["error"])[:500]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        error, exception = str(fields["error"])[:500], fields.get("exception")
+    except (ValueError, KeyError, TypeError, RecursionError, AttributeError):
         return None
-    return index, CallOutcome(status=SandboxStatus.ERROR, error=error)
+    return index, CallOutcome(
+        status=SandboxStatus.ERROR,
+        error=error,
+        exception=exception if isinstance(exception, str) else None,
+    )
