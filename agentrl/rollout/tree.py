@@ -63,7 +63,7 @@ def refuse_unbranchable(env: Any, toolbox: Toolbox, *, env_id: str) -> None:
             f"{where} has no {' and no '.join(missing)}: implement snapshot() and restore(state) "
             f"in {type(env).__qualname__}, or set rollout.tree.rounds=0"
         )
-    stateful = [name for name, binding in toolbox.bindings.items() if not binding.is_function]
+    stateful = [name for name, binding in toolbox.bindings.items() if not binding.is_stateless]
     if stateful:
         raise ConfigError(
             f"{where} has the tools {', '.join(stateful)}, which are no plain functions: they keep "

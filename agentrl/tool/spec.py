@@ -1,4 +1,4 @@
-"""Tool specifications: the YAML that says what a tool is called, takes and may use.
+"""Tool specifications: the YAML that says what a tool is called, takes, where it runs, what it may.
 
 ::
 
@@ -8,36 +8,35 @@
       type: object
       properties: {expression: {type: string}}
       required: [expression]
-    python: ./tool.py:calculate       # a function, or a class with open, call and close
-    kwargs: {}                        # for the class or function
+    python: ./tool.py:calculate       # or http:, mcp:, server:; see agentrl.tool.runners
+    kwargs: {}                        # of python: for the class or function
     idempotent: true                  # calling twice does no harm: may be retried
     limits: {timeout_s: 5, max_calls: 32, concurrency: 64, retries: 0, max_output_tokens: 512}
 
-``python:`` names code in the spec's own folder (``./file.py:Name``), in the package of an installed
-tool pack, or in a module that ``tools.allow_import`` lists; anything else is refused, since a spec
-may come from somewhere else than the code.
+A file stands for one tool, or for all tools of a server (``mcp:`` and ``server:`` without ``tool:``).
+Name, description and parameters may be left out where the code or the server says them.
 """
 
 from __future__ import annotations
 
-import difflib
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from agentrl.errors import ToolSpecError
 from agentrl.registry import Registry
-from agentrl.tool.schema import check_schema
-from agentrl.tool.yaml_io import load_mapping
+from agentrl.tool.parameters import parameters_problem
+from agentrl.tool.runners.base import Allow, Runner, ToolOffer, runner_registry
+from agentrl.tool.section import Section
+from agentrl.tool.yaml_io import Document, Key, load_document
 
-tool_registry: Registry[Path] = Registry("tool", "agentrl.tools")
-"""Tool name to the path of its YAML; an entry point names a ``Path`` in a module."""
+tool_registry: Registry[Any] = Registry("tool", "agentrl.tools")
+"""Tool name to the path of its YAML, or to a function marked with ``@tool``."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
-_UNAVAILABLE = ("http", "mcp")
+_SAID_BY_OFFER = ("name", "description", "parameters")
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -62,12 +61,16 @@ class ToolSpec:
     name: str
     description: str
     parameters: Mapping[str, Any]
-    python: str
-    """``module:Name``, or ``./file.py:Name`` relative to ``path``."""
+    runner: str
+    """The key of :data:`agentrl.tool.runners.base.runner_registry`."""
+    target: Any
+    """What the runner needs to know: a frozen dataclass of its own."""
     path: Path
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """The file that it stands in."""
     idempotent: bool = False
     limits: ToolLimits = field(default_factory=ToolLimits)
+    document: Document | None = field(default=None, repr=False, compare=False)
+    """The YAML; None where a function says it all."""
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -81,97 +84,206 @@ class ToolSpec:
             },
         }
 
+    def error(self, problem: str, *path: Key) -> ToolSpecError:
+        """Return an error with the file, line and column of ``path`` in it."""
+        if self.document is None:
+            return ToolSpecError(f"{self.path}: tool {self.name!r}: {problem}")
+        return self.document.error(problem, *path)
 
-def find_spec(tool: str | Path) -> ToolSpec:
-    """Return the spec of a registered name, or of the YAML file at a path.
+
+def make_runner(key: str) -> Runner:
+    """Return the runner that a key of a spec names."""
+    return runner_registry.get(key)()
+
+
+def find_specs(
+    tool: str | Path | Callable[..., Any], *, allow: Allow | None = None
+) -> list[ToolSpec]:
+    """Return the specs that one entry of ``Env.tools`` stands for; servers are asked.
+
+    Args:
+        tool: a registered name, the path of a YAML file, a function marked with ``@tool``, or
+            ``module:name`` or ``./file.py:name`` of one.
+        allow: what specs may import and start.
 
     Raises:
         RegistryError: no tool of that name.
-        ToolSpecError: the YAML cannot be used.
+        ToolSpecError: the YAML cannot be used, or a server says nothing.
     """
-    if isinstance(tool, Path) or tool.endswith((".yaml", ".yml")):
-        return load_spec(Path(tool))
-    path: Any = tool_registry.get(tool)
-    if not isinstance(path, Path):
+    found: Any = tool
+    if isinstance(tool, str):
+        is_file = tool.endswith((".yaml", ".yml"))
+        found = Path(tool) if is_file else tool_registry.get(tool)
+    if isinstance(found, Path):
+        return load_specs(found, allow=allow)
+    from agentrl.tool.decorator import spec_of
+
+    return [spec_of(found, named=tool)]
+
+
+def find_spec(tool: str | Path | Callable[..., Any], *, allow: Allow | None = None) -> ToolSpec:
+    """Return the spec of an entry that stands for one tool; see :func:`find_specs`."""
+    return _only(find_specs(tool, allow=allow), tool)
+
+
+def load_spec(path: Path, *, allow: Allow | None = None) -> ToolSpec:
+    """Return the spec in a file that stands for one tool; see :func:`load_specs`."""
+    return _only(load_specs(path, allow=allow), path)
+
+
+def _only(specs: list[ToolSpec], tool: Any) -> ToolSpec:
+    if len(specs) != 1:
         raise ToolSpecError(
-            f"tool {tool!r} is registered as {path!r}; register the pathlib.Path of its YAML"
+            f"{tool} stands for {len(specs)} tools ({', '.join(s.name for s in specs)}); one is "
+            "needed here"
         )
-    return load_spec(path)
+    return specs[0]
 
 
-def load_spec(path: Path) -> ToolSpec:
-    """Read and check a tool's YAML; nothing of it is imported yet.
+def load_specs(path: Path, *, allow: Allow | None = None) -> list[ToolSpec]:
+    """Read and check a tool's YAML.
+
+    Nothing is imported or started, unless the file leaves it to code or to a server to say what
+    the tools are called and take.
 
     Raises:
-        ToolSpecError: with the file, and line and column where YAML itself is broken.
+        ToolSpecError: with file, line and column.
     """
-    path = path.expanduser().resolve()
-    values = load_mapping(path)
-    _refuse_unknown(values, [f.name for f in fields(ToolSpec) if f.name != "path"], f"{path}")
-    name = _text(values, "name", path)
-    if not _NAME.fullmatch(name):
-        raise ToolSpecError(
-            f"{path}: name {name!r}: use at most 64 letters, digits, '_' and '-', a letter first"
+    allow = allow or Allow()
+    top = Section(load_document(path.expanduser().resolve()))
+    key = _runner_key(top)
+    runner = make_runner(key)
+    top.refuse_unknown(
+        [*_SAID_BY_OFFER, key, *runner.beside, "idempotent", "limits"],
+    )
+    target = runner.check(top)
+    is_group = runner.is_group(target)
+    for said in _SAID_BY_OFFER:
+        if is_group and said in top:
+            raise top.error(
+                f"{said} belongs to one tool, and this spec stands for all tools of a server; name "
+                f"one under {key}.tool, or leave {said} out",
+                said,
+                at_key=True,
+            )
+    _check_said(top)
+    offers: list[ToolOffer] = []
+    if is_group or any(said not in top for said in _SAID_BY_OFFER):
+        offers = runner.offers(target, spec=top, allow=allow)
+    if is_group:
+        specs = [_complete(top, key, offer.target, offer) for offer in offers]
+    else:
+        specs = [_complete(top, key, target, offers[0] if offers else None)]
+    return specs
+
+
+def _runner_key(top: Section) -> str:
+    """Return the one key that says where the tool runs."""
+    names = runner_registry.names()
+    given = [key for key in top.values if key in names]
+    if len(given) == 1:
+        return given[0]
+    if given:
+        raise top.error(
+            f"{' and '.join(given)}: a tool runs in one place; keep one of them",
+            given[1],
+            at_key=True,
         )
-    if "parameters" not in values:
-        raise ToolSpecError(f"{path}: parameters is missing; for a tool without any write "
+    known = [*_SAID_BY_OFFER, *names, "kwargs", "idempotent", "limits"]
+    top.refuse_unknown(known)  # a misspelt one is told as such
+    raise top.error(f"says not where the tool runs; add one of: {', '.join(names)}")
+
+
+def _check_said(top: Section) -> None:
+    if "name" in top:
+        _check_name(top.text("name"), top)
+    if "description" in top:
+        top.text("description")
+    if "parameters" in top:
+        problem = parameters_problem(top.values["parameters"])
+        if problem is not None:
+            where = ".".join(str(part) for part in ("parameters", *problem.path))
+            raise top.error(f"{where}: {problem.problem}", "parameters", *problem.path)
+
+
+def is_tool_name(name: str) -> bool:
+    """Return whether every chat template and parser can carry this name."""
+    return _NAME.fullmatch(name) is not None
+
+
+def _check_name(name: str, top: Section) -> None:
+    if not is_tool_name(name):
+        raise top.error(
+            f"name {name!r}: use at most 64 letters, digits, '_' and '-', a letter first", "name"
+        )
+
+
+def _complete(top: Section, key: str, target: Any, offer: ToolOffer | None) -> ToolSpec:
+    """Return a spec of what the file says, and beyond it of what the offer says."""
+    if offer is None:
+        if "parameters" not in top and "name" in top and "description" in top:
+            raise top.error("parameters is missing; for a tool without any write "
                             "'parameters: {type: object, properties: {}}'")  # fmt: skip
-    check_schema(values["parameters"], where=str(path))
-    kwargs = values.get("kwargs", {})
-    if not isinstance(kwargs, dict):
-        raise ToolSpecError(f"{path}: kwargs must be a mapping, got {kwargs!r}")
-    idempotent = values.get("idempotent", False)
-    if not isinstance(idempotent, bool):
-        raise ToolSpecError(f"{path}: idempotent must be true or false, got {idempotent!r}")
-    limits = _limits(values.get("limits", {}), path)
+        name, description = top.text("name"), top.text("description")
+        parameters = top.values["parameters"]
+    else:
+        name = top.text("name", offer.name)
+        description = top.text("description", offer.description)
+        parameters = top.values.get("parameters", offer.parameters)
+        _check_offer(top, key, name, parameters)
+    idempotent = top.flag("idempotent", bool(offer and offer.idempotent))
+    limits = read_limits(top, offer.limits if offer else {})
     if limits.retries and not idempotent:
-        raise ToolSpecError(
-            f"{path}: limits.retries={limits.retries} on a tool that is not idempotent would "
-            "repeat its effects; set idempotent: true if that does no harm, or retries: 0"
+        raise top.error(
+            f"limits.retries={limits.retries} on a tool that is not idempotent would repeat its "
+            "effects; set idempotent: true if that does no harm, or retries: 0",
+            "limits",
+            "retries",
         )
     return ToolSpec(
         name=name,
-        description=_text(values, "description", path),
-        parameters=values["parameters"],
-        python=_text(values, "python", path),
-        path=path,
-        kwargs=kwargs,
+        description=description,
+        parameters=parameters,
+        runner=key,
+        target=target,
+        path=top.document.file,
         idempotent=idempotent,
         limits=limits,
+        document=top.document,
     )
 
 
-def _limits(values: Any, path: Path) -> ToolLimits:
-    if not isinstance(values, dict):
-        raise ToolSpecError(f"{path}: limits must be a mapping, got {values!r}")
+def _check_offer(top: Section, key: str, name: str, parameters: Any) -> None:
+    """Refuse what a server says of a tool where a model could not use it."""
+    if not is_tool_name(name):
+        raise top.error(
+            f"{key} offers a tool {name[:80]!r}; a model can only call at most 64 letters, digits, "
+            f"'_' and '-', a letter first: leave it out with {key}.tools, or rename it in a spec "
+            f"of its own with {key}.tool and name",
+            key,
+        )
+    problem = parameters_problem(parameters)
+    if problem is not None:
+        where = ".".join(str(part) for part in problem.path) or "the top"
+        raise top.error(
+            f"{key} offers the tool {name!r} with parameters that cannot be used, at {where}: "
+            f"{problem.problem}; leave it out with {key}.tools, or write its parameters in a spec "
+            f"of its own with {key}.tool",
+            key,
+        )
+
+
+def read_limits(top: Section, defaults: Mapping[str, float]) -> ToolLimits:
+    """Return ``limits``, each from the file, or else from ``defaults``, or else as it is."""
+    if "limits" not in top:
+        return ToolLimits(**defaults)  # pyright: ignore[reportArgumentType]
+    section = top.section("limits")
     known = {f.name: f.default for f in fields(ToolLimits)}
-    _refuse_unknown(values, list(known), f"{path}: limits")
-    for name, value in values.items():
-        wanted = (int, float) if isinstance(known[name], float) else (int,)
-        smallest = 0 if name == "retries" else 1
-        if isinstance(value, bool) or not isinstance(value, wanted):
-            raise ToolSpecError(f"{path}: limits.{name} must be a number, got {value!r}")
-        if not math.isfinite(value) or value < (0.001 if name == "timeout_s" else smallest):
-            raise ToolSpecError(f"{path}: limits.{name}={value} must be at least {smallest}")
-    return ToolLimits(**values)
-
-
-def _refuse_unknown(values: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    for key in values:
-        if key in known:
-            continue
-        if key in _UNAVAILABLE:
-            raise ToolSpecError(
-                f"{where}: {key!r} tools are not available in this version; name a Python "
-                "function or class under 'python:'"
-            )
-        close = difflib.get_close_matches(key, known, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ToolSpecError(f"{where}: unknown key {key!r}; {hint}known: {', '.join(known)}")
-
-
-def _text(values: Mapping[str, Any], key: str, path: Path) -> str:
-    value = values.get(key)
-    if not isinstance(value, str) or not value.strip():
-        raise ToolSpecError(f"{path}: {key} must be text, got {value!r}")
-    return value.strip()
+    section.refuse_unknown(list(known))
+    given: dict[str, Any] = dict(defaults)
+    for name in section.values:
+        if name == "timeout_s":
+            given[name] = section.number(name, 0.0, minimum=0.001)
+        else:
+            given[name] = section.integer(name, 0, minimum=0 if name == "retries" else 1)
+    return ToolLimits(**given)

@@ -1,7 +1,13 @@
-"""Reading YAML that somebody else wrote: safe types only, bounded, with line and column."""
+"""Reading YAML that somebody else wrote: safe types only, bounded, with line and column.
+
+Plain values are read as YAML 1.2 reads them: ``true`` and ``false`` are the only booleans (``no``
+and ``on`` are text), a leading zero makes no octal, ``1e-6`` is a number, a date is text.
+"""
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +19,42 @@ _MAX_BYTES = 256 * 1024
 _MAX_NODES = 10_000
 _MAX_DEPTH = 64
 
+Key = str | int
+Mark = tuple[int, int]
+"""Line and column, from 1."""
 
-def load_mapping(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file.
+
+@dataclass(slots=True, frozen=True)
+class Document:
+    """A YAML file and where everything stands in it."""
+
+    file: Path
+    value: dict[str, Any]
+    values_at: dict[tuple[Key, ...], Mark]
+    """Path of keys and indices to where the value begins; the empty path is the whole."""
+    keys_at: dict[tuple[Key, ...], Mark]
+    """Path to where the key itself stands."""
+
+    def error(self, problem: str, *path: Key, at_key: bool = False) -> ToolSpecError:
+        """Return an error that names the place of ``path``, or of what of it exists.
+
+        Args:
+            problem: what is wrong, and how to mend it.
+            path: keys and indices from the top.
+            at_key: point to the key, not to its value.
+        """
+        known = tuple(path)
+        if at_key and known in self.keys_at:
+            line, column = self.keys_at[known]
+        else:
+            while known not in self.values_at:
+                known = known[:-1]
+            line, column = self.values_at[known]
+        return ToolSpecError(f"{self.file}:{line}:{column}: {problem}")
+
+
+def load_document(path: Path) -> Document:
+    """Read the mapping in a YAML file.
 
     Refused: tags, aliases, duplicate keys, several documents, more than 256 KiB, 10,000 nodes or
     64 levels.
@@ -23,22 +62,15 @@ def load_mapping(path: Path) -> dict[str, Any]:
     Raises:
         ToolSpecError: with the file, line and column.
     """
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise ToolSpecError(f"{path}: cannot be read: {error.strerror}") from error
-    if len(raw) > _MAX_BYTES:
-        raise ToolSpecError(f"{path}: {len(raw)} bytes; a tool spec has at most {_MAX_BYTES}")
-    if raw.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
-        raise ToolSpecError(f"{path}:1:1: begins with a byte order mark; save it as plain UTF-8")
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise ToolSpecError(f"{path}:{line}: is not UTF-8: {error.reason}") from error
+    text = _read(path)
     try:
         _check_events(text, path)
-        value = yaml.load(text, Loader=_UniqueKeyLoader)  # a SafeLoader
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+            value = None if node is None else loader.construct_document(node)
+        finally:
+            loader.dispose()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = " ".join(part for part in (error.context, error.problem) if part)
@@ -50,10 +82,31 @@ def load_mapping(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         got = "nothing" if value is None else type(value).__name__
         raise ToolSpecError(
-            f"{path}:1:1: a tool spec is a mapping with name, description, parameters and python; "
-            f"got {got}"
+            f"{path}:1:1: a tool spec is a mapping with name, description, parameters and what "
+            f"runs it; got {got}"
         )
-    return value
+    document = Document(path, value, {}, {})
+    _note_places(node, (), document)
+    return document
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise ToolSpecError(f"{path}: cannot be read: {error.strerror}") from error
+    if len(raw) > _MAX_BYTES:
+        raise ToolSpecError(f"{path}:1:1: more than {_MAX_BYTES} bytes, which a tool spec may have")
+    if raw.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
+        raise ToolSpecError(f"{path}:1:1: begins with a byte order mark; save it as plain UTF-8")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        begin = raw.rfind(b"\n", 0, error.start) + 1
+        column = len(raw[begin : error.start].decode("utf-8")) + 1
+        raise ToolSpecError(f"{path}:{line}:{column}: is not UTF-8: {error.reason}") from error
 
 
 def _check_events(text: str, path: Path) -> None:
@@ -82,8 +135,10 @@ def _check_events(text: str, path: Path) -> None:
             )
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """A safe loader for which a key given twice is an error, not a silent choice."""
+class _Loader(yaml.SafeLoader):
+    """Safe; a key given twice is an error, not a silent choice; plain values as in YAML 1.2."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # in place of those of YAML 1.1
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         """Construct a mapping; keys must be text and unique."""
@@ -99,6 +154,37 @@ class _UniqueKeyLoader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
+
+
+for _tag, _pattern, _first in (
+    ("null", r"~|null|", ["~", "n", ""]),
+    ("bool", r"true|false", list("tf")),
+    ("int", r"[-+]?(0|[1-9][0-9]*)|0x[0-9a-fA-F]+", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan",
+        list("-+.0123456789"),
+    ),
+):
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})$"), _first
+    )
+
+
+def _note_places(node: Any, path: tuple[Key, ...], document: Document) -> None:
+    document.values_at[path] = _place(node.start_mark)
+    if isinstance(node, yaml.MappingNode):
+        for key_node, value_node in node.value:
+            inner = (*path, key_node.value)
+            document.keys_at[inner] = _place(key_node.start_mark)
+            _note_places(value_node, inner, document)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            _note_places(item, (*path, index), document)
+
+
+def _place(mark: Any) -> Mark:
+    return mark.line + 1, mark.column + 1
 
 
 def _at(path: Path, mark: Any) -> str:

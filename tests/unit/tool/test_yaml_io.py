@@ -7,21 +7,21 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import ToolSpecError
-from agentrl.tool.yaml_io import load_mapping
+from agentrl.tool.yaml_io import load_document
 
 
 def refused(tmp_path: Path, content: str | bytes) -> str:
     path = tmp_path / "tool.yaml"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ToolSpecError) as caught:
-        load_mapping(path)
+        load_document(path)
     return str(caught.value)
 
 
 def test_a_plain_mapping_is_returned(tmp_path: Path):
     path = tmp_path / "tool.yaml"
     path.write_text("a: 1\nb: {c: [x, true]}\n")
-    assert load_mapping(path) == {"a": 1, "b": {"c": ["x", True]}}
+    assert load_document(path).value == {"a": 1, "b": {"c": ["x", True]}}
 
 
 @pytest.mark.parametrize(
@@ -81,4 +81,4 @@ def test_size_nodes_and_depth_are_bounded(tmp_path: Path):
 
 def test_a_missing_file_is_named(tmp_path: Path):
     with pytest.raises(ToolSpecError, match="nowhere.yaml"):
-        load_mapping(tmp_path / "nowhere.yaml")
+        load_document(tmp_path / "nowhere.yaml")
