@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentrl.sandbox.base import SandboxLimits
 from agentrl.tool.base import Tool
 from agentrl.tool.breaker import BreakerConfig, CircuitBreaker
 from agentrl.tool.deadline import OffLoop
 from agentrl.tool.runners.base import Allow
 from agentrl.tool.schema import ArgumentValidator
 from agentrl.tool.spec import ToolSpec, find_specs, make_runner
+from agentrl.tool.workspace import widest
 
 
 @dataclass(slots=True)
@@ -27,6 +29,8 @@ class Binding:
     breaker: CircuitBreaker
     is_stateless: bool
     """It keeps nothing from call to call."""
+    workspace_limits: SandboxLimits | None = None
+    """What it needs of the workspace."""
     overlaps: bool
     """Calls of one turn may run at the same time."""
     overtime_s: float = 0.0
@@ -70,6 +74,12 @@ class Toolbox:
                 self.state_keys[spec.name] = entry if isinstance(entry, str) else spec.name
 
     @property
+    def workspace_limits(self) -> SandboxLimits:
+        """The largest of each limit that a tool needs of the workspace."""
+        asked = (binding.workspace_limits for binding in self.bindings.values())
+        return widest(limits for limits in asked if limits is not None)
+
+    @property
     def schemas(self) -> list[dict[str, Any]]:
         """What chat templates take under ``tools``."""
         return [binding.spec.schema for binding in self.bindings.values()]
@@ -91,6 +101,7 @@ def bind(
         slots=asyncio.Semaphore(spec.limits.concurrency),
         breaker=CircuitBreaker(spec.name, breaker),
         is_stateless=bound.stateless,
+        workspace_limits=bound.workspace_limits,
         overlaps=bound.stateless,
         overtime_s=bound.overtime_s,
     )

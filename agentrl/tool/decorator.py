@@ -85,8 +85,8 @@ def tool(
         where = f"@tool {getattr(function, '__qualname__', function)!s}"
         if not inspect.isfunction(function):
             raise ToolSpecError(
-                f"{where}: marks functions; for a class with open, call and close write a YAML spec "
-                "with python:"
+                f"{where}: marks functions; for a class with open, call and close write a YAML "
+                "spec with python:"
             )
         text, notes = read_docstring(inspect.getdoc(function) or "")
         found = _parameters(function, notes, where)
@@ -176,8 +176,8 @@ def _parameters(function: Any, notes: dict[str, str], where: str) -> dict[str, D
         hints = get_type_hints(function, include_extras=True)
     except Exception as error:
         raise ToolSpecError(
-            f"{where}: its annotations cannot be resolved ({type(error).__name__}: {error}); define "
-            "the types at the top of the module, outside 'if TYPE_CHECKING'"
+            f"{where}: its annotations cannot be resolved ({type(error).__name__}: {error}); define the "
+            "types at the top of the module, outside 'if TYPE_CHECKING'"
         ) from error
     found: dict[str, Described] = {}
     signature = inspect.signature(function)
@@ -246,12 +246,13 @@ def _converting(function: Any, found: dict[str, Described]) -> Any:
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
-        async def call(*args: Any, **kwargs: Any) -> Any:
+        async def call_async(*args: Any, **kwargs: Any) -> Any:
             return await function(**converted(args, kwargs))
-    else:
 
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return function(**converted(args, kwargs))
+        return call_async
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(**converted(args, kwargs))
 
     return call

@@ -32,6 +32,7 @@ class Section:
         return value
 
     def __contains__(self, key: str) -> bool:
+        """Return whether the key stands there."""
         return key in self.values
 
     def error(self, problem: str, *path: Key, at_key: bool = False) -> ToolSpecError:

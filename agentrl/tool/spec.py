@@ -13,7 +13,7 @@
     idempotent: true                  # calling twice does no harm: may be retried
     limits: {timeout_s: 5, max_calls: 32, concurrency: 64, retries: 0, max_output_tokens: 512}
 
-A file stands for one tool, or for all tools of a server (``mcp:`` and ``server:`` without ``tool:``).
+A file stands for one tool, or for all tools of a server (``mcp:``, ``server:`` without ``tool:``).
 Name, description and parameters may be left out where the code or the server says them.
 """
 

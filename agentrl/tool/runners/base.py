@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from agentrl.registry import Registry
+from agentrl.sandbox.base import SandboxLimits
 from agentrl.tool.base import Tool
 from agentrl.tool.section import Section
 
@@ -51,6 +52,8 @@ class Bound:
     """One instance per trajectory. What it raises stops the start of a run."""
     stateless: bool
     """Nothing is kept from call to call, so that an episode may be continued from its middle."""
+    workspace_limits: SandboxLimits | None = None
+    """What the tool needs of the workspace; see :mod:`agentrl.tool.workspace`."""
     overtime_s: float = 0.0
     """Seconds beyond ``limits.timeout_s`` after which the runner itself tells, by an
     ``InfrastructureError``, that a server is lost. The server is to report a tool that is late."""

@@ -111,7 +111,11 @@ class PythonRunner:
                 f"constructing {target.location!r} raised {type(error).__name__}: {error}", "python"
             ) from error
         _check_signature(tool.call, spec)
-        return Bound(make=make, stateless=isinstance(tool, FunctionTool))
+        return Bound(
+            make=make,
+            stateless=isinstance(tool, FunctionTool),
+            workspace_limits=getattr(tool, "workspace_limits", None),
+        )
 
 
 def _load(target: PythonTarget, folder: Path, allow: Allow) -> Any:
