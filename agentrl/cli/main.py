@@ -22,10 +22,12 @@ _VERBS = {
     "mismatch": "Name the tokens on which engine and trainer disagree.",
     "envs": "List, show and check environments.",
     "tools": "List, check and call tools.",
-    "sandbox": "Check sandboxes, run code in one.",
+    "sandbox": "Check sandboxes, run code in one, serve them.",
     "bench": "Measure rollouts, weight syncs and whole steps.",
     "doctor": "Plan the memory of a run and check this machine.",
 }
+_OTHER_NAMES = {"sandboxes": "sandbox"}
+"""Beside `envs` and `tools` the plural comes to mind as well."""
 
 
 class _LazyGroup(click.Group):
@@ -37,6 +39,7 @@ class _LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the module of a verb."""
+        cmd_name = _OTHER_NAMES.get(cmd_name, cmd_name)
         if cmd_name not in _VERBS:
             return None
         return importlib.import_module(f"agentrl.cli.{cmd_name}").command
@@ -52,7 +55,8 @@ class _LazyGroup(click.Group):
         """Suggest the nearest verb for an unknown one."""
         import difflib
 
-        if args and args[0] not in _VERBS and not args[0].startswith("-"):
+        known = {*_VERBS, *_OTHER_NAMES}
+        if args and args[0] not in known and not args[0].startswith("-"):
             close = difflib.get_close_matches(args[0], _VERBS, n=1)
             hint = f" Did you mean {close[0]!r}?" if close else f" Known: {', '.join(_VERBS)}."
             ctx.fail(f"No such command {args[0]!r}.{hint}")

@@ -1,4 +1,4 @@
-"""`agentrl sandbox`: check, run."""
+"""`agentrl sandbox`: check, run, serve."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from agentrl.sandbox.serving.settings import ServingSettings
 
 
 @click.group("sandbox")
 def command() -> None:
-    """Check sandboxes, run code in one."""
+    """Check sandboxes, run code in one, serve them to other machines."""
 
 
 @command.command("check")
@@ -54,6 +58,107 @@ def run(file: str, backend: str, timeout_s: float) -> None:
     if result.status != "ok":
         click.secho(f"{result.status}: {result.error or ''}".rstrip(), fg="red", err=True)
         raise click.exceptions.Exit(1)
+
+
+@command.command("serve")
+@click.option("--backend", default="local", show_default=True)
+@click.option(
+    "--backend-kwargs",
+    metavar="JSON",
+    default="{}",
+    help="Arguments of the backend; each worker has a backend of its own.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--port", default=8400, show_default=True, help="0 takes a free one.")
+@click.option("--uds", metavar="PATH", help="Listen on a unix socket in place of host and port.")
+@click.option("--workers", default=1, show_default=True, help="Processes behind the one port.")
+@click.option(
+    "--token-env",
+    default="AGENTRL_SANDBOX_TOKEN",
+    show_default=True,
+    help="Environment variable with the bearer token; needed beyond loopback.",
+)
+@click.option("--max-open", default=512, show_default=True, help="Sandboxes open at once.")
+@click.option(
+    "--max-limits",
+    metavar="JSON",
+    default="{}",
+    help="The most that a client can ask for, as in '{\"memory_mb\": 1024}'.",
+)
+@click.option(
+    "--ttl-s",
+    default=120.0,
+    show_default=True,
+    help="How long a sandbox lives after its client was last heard of.",
+)
+@click.option(
+    "--advertise-url",
+    metavar="URL",
+    help="Where clients reach this node, if what they are given leads to a load balancer.",
+)
+def serve(
+    backend: str,
+    backend_kwargs: str,
+    host: str,
+    port: int,
+    uds: str | None,
+    workers: int,
+    token_env: str,
+    max_open: int,
+    max_limits: str,
+    ttl_s: float,
+    advertise_url: str | None,
+) -> None:
+    """Serve sandboxes over HTTP until SIGTERM; then close all of them."""
+    from agentrl.sandbox.serving.settings import ServingSettings
+    from agentrl.sandbox.serving.wire import parse_limits
+
+    kwargs = _json_object(backend_kwargs, "--backend-kwargs")
+    maxima = asdict(ServingSettings().maxima) | _json_object(max_limits, "--max-limits")
+    settings = ServingSettings(
+        backend=backend,
+        backend_kwargs=kwargs,
+        workers=workers,
+        max_open=max_open,
+        ttl_s=ttl_s,
+        maxima=parse_limits(maxima),
+        advertise_url=advertise_url,
+        token_env=token_env,
+    )
+    asyncio.run(_serve(settings, host, port, uds))
+
+
+async def _serve(settings: ServingSettings, host: str, port: int, uds: str | None) -> None:
+    import importlib.util
+
+    from agentrl.errors import ConfigError
+    from agentrl.extras import missing_extra
+
+    for name in ("fastapi", "uvicorn"):
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(missing_extra("server", "agentrl sandbox serve"))
+    from agentrl.sandbox.serving.fleet import Fleet, bind
+
+    listening = bind(host, port, uds, has_token=settings.token() is not None)
+    where = uds or f"http://{host}:{listening.getsockname()[1]}"
+    fleet = Fleet(settings, listening)
+    await fleet.run(
+        lambda: click.echo(
+            f"serving {settings.backend} sandboxes on {where} with {settings.workers} workers"
+        )
+    )
+
+
+def _json_object(text: str, option: str) -> dict[str, Any]:
+    from agentrl.errors import ConfigError
+
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{option} is no JSON ({error}); got {text!r:.200}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{option} must be a JSON object, got {text!r:.200}")
+    return value
 
 
 async def _report(backend: str) -> dict:

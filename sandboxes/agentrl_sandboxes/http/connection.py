@@ -1,0 +1,165 @@
+"""One way to a sandbox server: requests with deadlines, and errors of the right kind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from typing import Any
+
+import aiohttp
+import httpx
+from httpx_aiohttp import AiohttpTransport
+
+from agentrl.errors import AgentRLError, ConfigError, SandboxError, SandboxUnavailable, ToolError
+
+_CONNECT_S = 5.0
+_IDLE_S = 30.0
+"""Less than the server keeps an idle connection, so that it never closes one under a request."""
+_UNIX = "unix://"
+_REFERENCE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
+_ERRORS: dict[str, type[AgentRLError]] = {"tool": ToolError, "config": ConfigError}
+
+
+class NotConnected(SandboxError):
+    """The server could not be reached at all: it has not seen the request."""
+
+
+class UnknownHere(SandboxError):
+    """The server has no such sandbox."""
+
+
+def check_secret(reference: str | None) -> str | None:
+    """Return a reference to an environment variable as it was given.
+
+    Raises:
+        ConfigError: it is something else, which would end up in the run's configuration file.
+    """
+    if reference is not None and not _REFERENCE.fullmatch(reference):
+        raise ConfigError(
+            "token must be a reference such as '${env:AGENTRL_SANDBOX_TOKEN}', so that it is "
+            "written to no file; got something else (not shown)"
+        )
+    return reference
+
+
+def resolve_secret(reference: str) -> str:
+    """Return what a reference stands for; raises :class:`SandboxUnavailable` if it is not set."""
+    match = _REFERENCE.fullmatch(reference)
+    name = match[1] if match else ""
+    value = os.environ.get(name)
+    if not value:
+        raise SandboxUnavailable(f"the environment variable {name}, named in token, is not set")
+    return value
+
+
+class Connection:
+    """Requests to one server; opens connections as calls need them.
+
+    Args:
+        url: ``http://host:port``, ``https://…`` or ``unix:///path/of.sock``.
+        token: reference to the bearer token, resolved at each request.
+    """
+
+    def __init__(self, url: str, token: str | None) -> None:
+        uds = url.removeprefix(_UNIX) if url.startswith(_UNIX) else None
+        if uds is None and not url.startswith(("http://", "https://")):
+            raise ConfigError(f"url must begin with http://, https:// or unix://, got {url!r}")
+        self.url = url
+        self._token = check_secret(token)
+        limits = httpx.Limits(max_connections=0, keepalive_expiry=_IDLE_S)  # 0 means no limit
+        self._client = httpx.AsyncClient(
+            transport=AiohttpTransport(uds=uds, limits=limits),
+            base_url="http://server" if uds is not None else url.rstrip("/"),
+            trust_env=False,
+            follow_redirects=False,
+        )
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._client.aclose()
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        *,
+        timeout_s: float,
+        media_type: str = "application/json",
+    ) -> bytes:
+        """Send a request; return the body of a successful answer.
+
+        Raises:
+            ToolError, ConfigError: the server says that the request was at fault.
+            NotConnected: the server was not reached, and has not seen the request.
+            SandboxError: anything else: infrastructure.
+        """
+        headers = {"content-type": media_type}
+        if self._token is not None:
+            headers["authorization"] = f"Bearer {resolve_secret(self._token)}"
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await self._client.request(
+                    method,
+                    path,
+                    content=body,
+                    headers=headers,
+                    timeout=httpx.Timeout(None, connect=_CONNECT_S),
+                )
+        except TimeoutError:
+            raise SandboxError(
+                f"the sandbox server at {self.url} did not answer within {timeout_s:g} s"
+            ) from None
+        except httpx.HTTPError as error:
+            raise self._lost(error) from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise SandboxError(f"lost the sandbox server at {self.url}: {error!r}") from None
+        if answer.is_success:
+            return answer.content
+        raise self._refused(answer)
+
+    async def ask_json(
+        self, method: str, path: str, value: Any = None, *, timeout_s: float
+    ) -> dict[str, Any]:
+        """Send and receive JSON objects; errors as those of :meth:`ask`."""
+        body = b"" if value is None else json.dumps(value).encode()
+        raw = await self.ask(method, path, body, timeout_s=timeout_s)
+        try:
+            found = json.loads(raw)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise SandboxError(
+                f"what answers at {self.url} is no sandbox server: {raw[:100]!r} to {path}"
+            )
+        return found
+
+    def _lost(self, error: httpx.HTTPError) -> SandboxError:
+        # The transport gives one class to refused and to broken connections; its cause tells.
+        if isinstance(error.__cause__, (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError)):
+            return NotConnected(
+                f"cannot reach the sandbox server at {self.url}: {error}; start it there with "
+                "`agentrl sandbox serve`"
+            )
+        return SandboxError(f"lost the sandbox server at {self.url}: {error!r}")
+
+    def _refused(self, answer: httpx.Response) -> AgentRLError:
+        try:
+            told = answer.json()["error"]
+            kind, message = str(told["type"]), str(told["message"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            kind, message = "", f"{answer.text[:200]!r}"
+        if answer.status_code == 401:
+            return SandboxUnavailable(
+                f"the sandbox server at {self.url} refuses the token; set token to a reference "
+                "to the variable that holds the server's, as in '${env:AGENTRL_SANDBOX_TOKEN}'"
+            )
+        if kind == "unknown":
+            return UnknownHere(message)
+        if kind == "unavailable":
+            return SandboxUnavailable(message)
+        if kind in _ERRORS and answer.status_code < 500:
+            return _ERRORS[kind](message)
+        return SandboxError(f"the sandbox server answered {answer.status_code}: {message}")
