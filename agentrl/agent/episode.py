@@ -23,6 +23,7 @@ from agentrl.errors import AgentRLError, EnvError, RenderError, RewardError, San
 from agentrl.seeding import derive_seed
 from agentrl.tool.base import ToolContext
 from agentrl.tool.executor import ToolExecutor
+from agentrl.tool.workspace import WORKSPACE, Workspace
 from agentrl.types import (
     Action,
     Generation,
@@ -66,6 +67,11 @@ class EpisodeRun:
             num_calls=None if request.branch is None else request.branch.num_calls,
             close_timeout_s=loop.limits.close_timeout_s,
         )
+        self._workspace = Workspace(
+            loop.sandboxes,
+            limits=loop.toolbox.workspace_limits,
+            load_state=lambda: self._from_env(env.tool_state(WORKSPACE)),
+        )
         self._turns: list[Turn] = []
         self._num_inherited = 0
         self._info: dict[str, Any] = {}
@@ -84,7 +90,7 @@ class EpisodeRun:
         try:
             stop_reason = await self._guarded(self._converse_in_time())
             # Before grading: what the agent left running must not touch what is graded.
-            await self._tools.close()
+            await self._close_tools()
             drift = self._verify()
             if not stop_reason.is_failure:
                 graded = await self._guarded(self._grade())
@@ -286,16 +292,16 @@ class EpisodeRun:
         if not action.tool_calls:
             return None
         start = time.perf_counter()
-        for call in action.tool_calls:
-            result = await self._tools.run(call)
-            turn.tool_results.append(result)
-            self._wall_clock_limited |= result.status is ToolStatus.TIMEOUT
-            if result.status is ToolStatus.INFRA_ERROR:
-                self._error = turn.error = f"tool {call.name}: {result.content}"
-                if isinstance(self._tools.failure, RewardError):
-                    return StopReason.REWARD_ERROR
-                is_sandbox = isinstance(self._tools.failure, SandboxError)
-                return StopReason.SANDBOX_ERROR if is_sandbox else StopReason.TOOL_INFRA_ERROR
+        await self._tools.run_turn(action.tool_calls, turn.tool_results)
+        statuses = [result.status for result in turn.tool_results]
+        self._wall_clock_limited |= ToolStatus.TIMEOUT in statuses
+        if ToolStatus.INFRA_ERROR in statuses:
+            last = turn.tool_results[-1]
+            self._error = turn.error = f"tool {last.name}: {last.content}"
+            if isinstance(self._tools.failure, RewardError):
+                return StopReason.REWARD_ERROR
+            is_sandbox = isinstance(self._tools.failure, SandboxError)
+            return StopReason.SANDBOX_ERROR if is_sandbox else StopReason.TOOL_INFRA_ERROR
         turn.timings_s["tools"] = time.perf_counter() - start
         return None
 
@@ -372,6 +378,7 @@ class EpisodeRun:
             seed=derive_seed(self._request.seed, "tool", tool),
             sandboxes=self._loop.sandboxes,
             state=await self._from_env(self._env.tool_state(key)),
+            workspace=self._workspace.open,
         )
 
     async def _grade(self) -> Score:
@@ -405,8 +412,12 @@ class EpisodeRun:
         closing.add_done_callback(_closings.discard)
         await asyncio.shield(closing)
 
-    async def _close_parts(self) -> None:
+    async def _close_tools(self) -> None:
         await self._tools.close()
+        await self._workspace.close()
+
+    async def _close_parts(self) -> None:
+        await self._close_tools()
         if self._loop.end_session is not None:
             try:
                 async with asyncio.timeout(self._loop.limits.close_timeout_s):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -50,29 +51,39 @@ def check(tool: str, allow_import: tuple[str, ...]) -> None:
 
 
 @command.command("call")
-@click.argument("tool", metavar="NAME_OR_YAML")
-@click.argument("arguments", metavar="JSON")
+@click.argument("calls", metavar="NAME_OR_YAML JSON ...", nargs=-1, required=True)
 @click.option(
     "--state",
     "state_json",
     metavar="JSON",
     default="{}",
-    help="What an environment's tool_state would hand to the tool.",
+    help="What an environment's tool_state would hand to the tools.",
 )
-@click.option("--allow-import", multiple=True, help="Module prefix the spec may import.")
-def call(tool: str, arguments: str, state_json: str, allow_import: tuple[str, ...]) -> None:
-    """Call a tool once, as the model would: agentrl tools call calculator '{"expression": "1+1"}'.
+@click.option("--allow-import", multiple=True, help="Module prefix the specs may import.")
+def call(calls: tuple[str, ...], state_json: str, allow_import: tuple[str, ...]) -> None:
+    """Call tools, as the model would: agentrl tools call calculator '{"expression": "1+1"}'.
 
-    Exit code 1 where the tool did not answer.
+    Several calls (a tool and its arguments each) are made in order, in one trajectory: state and
+    workspace last from one to the next. Exit code 1 where a tool did not answer.
     """
+    from agentrl.errors import ToolError
     from agentrl.types import ToolStatus
 
-    values = _json_object(arguments, "the arguments are")
+    if len(calls) % 2:
+        raise ToolError(
+            f"calls are pairs of a tool and its arguments, got {len(calls)} words; a tool without "
+            "arguments takes '{}'"
+        )
+    tools, texts = calls[::2], calls[1::2]
+    values = [_json_object(text, "the arguments are") for text in texts]
     state = _json_object(state_json, "--state is")
-    result = asyncio.run(_call(tool, values, state, allow_import))
-    click.echo(result.content)
-    if result.status is not ToolStatus.OK:
-        click.echo(f"status: {result.status}", err=True)
+    failed = False
+    for result in asyncio.run(_call(tools, values, state, allow_import)):
+        click.echo(result.content)
+        if result.status is not ToolStatus.OK:
+            click.echo(f"status: {result.status}", err=True)
+            failed = True
+    if failed:
         raise click.exceptions.Exit(1)
 
 
@@ -97,24 +108,43 @@ def _json_object(text: str, what: str) -> dict[str, Any]:
 
 
 async def _call(
-    tool: str, values: dict[str, Any], state: dict[str, Any], allow_import: tuple[str, ...]
-) -> ToolResult:
+    tools: Sequence[str],
+    values: Sequence[dict[str, Any]],
+    state: dict[str, Any],
+    allow_import: tuple[str, ...],
+) -> list[ToolResult]:
     from agentrl.playground import open_sandboxes
     from agentrl.sandbox.config import SandboxConfig
     from agentrl.tool.base import ToolContext
     from agentrl.tool.binding import Toolbox
     from agentrl.tool.executor import ToolExecutor
+    from agentrl.tool.workspace import Workspace
     from agentrl.types import ToolCall
 
-    toolbox = Toolbox([tool], allow_import=allow_import)
+    toolbox = Toolbox(list(dict.fromkeys(tools)), allow_import=allow_import)
+    names = {entry: name for name, entry in toolbox.state_keys.items()}
+
+    async def given_state() -> dict[str, Any]:
+        return state
+
     async with open_sandboxes(SandboxConfig()) as sandboxes:
+        workspace = Workspace(sandboxes, limits=toolbox.workspace_limits, load_state=given_state)
 
         async def context(name: str) -> ToolContext:
-            return ToolContext(trajectory_id="cli", seed=0, sandboxes=sandboxes, state=state)
+            return ToolContext(
+                trajectory_id="cli",
+                seed=0,
+                sandboxes=sandboxes,
+                state=state,
+                workspace=workspace.open,
+            )
 
         executor = ToolExecutor(toolbox, make_context=context, cut=lambda text, limit: (text, 0))
         try:
-            name = next(iter(toolbox.bindings))
-            return await executor.run(ToolCall(name=name, arguments=values))
+            return [
+                await executor.run(ToolCall(name=names[tool], arguments=arguments))
+                for tool, arguments in zip(tools, values, strict=True)
+            ]
         finally:
             await executor.close()
+            await workspace.close()

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from agentrl.sandbox.base import SandboxProvider
+from agentrl.errors import SandboxError
+from agentrl.sandbox.base import Sandbox, SandboxProvider
+
+
+async def _no_workspace() -> Sandbox:
+    raise SandboxError(
+        "no workspace here: whoever opens the tool must give ToolContext(workspace=...)"
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -18,6 +25,9 @@ class ToolContext:
     sandboxes: SandboxProvider
     state: Mapping[str, Any] = field(default_factory=dict)
     """What the environment hands to this tool for this task (``Env.tool_state``)."""
+    workspace: Callable[[], Awaitable[Sandbox]] = _no_workspace
+    """Returns the sandbox that all tools of the trajectory share, opened at its first use and
+    closed after all of them; see :mod:`agentrl.tool.workspace`."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -28,6 +38,8 @@ class ToolReply:
     """What the model is shown: text, a number, or JSON values."""
     reward: float = 0.0
     """Finite. Weighed by ``algo.reward_weights.tool``; the model does not see it."""
+    cut_chars: int = 0
+    """Characters that were cut off the end of ``content`` already."""
 
 
 @runtime_checkable
@@ -36,6 +48,11 @@ class Tool(Protocol):
 
     ``call`` may be sync or async, as may ``open`` and ``close``; sync methods run off the event
     loop. A plain function serves as a tool too: it is called with the arguments.
+
+    Two attributes of instances may say more: ``stateless = True``, for a tool that keeps nothing
+    from call to call, as a function does, so that calls of one turn may overlap; and
+    ``workspace_limits``, for one that works in the trajectory's workspace (see
+    :mod:`agentrl.tool.workspace`).
     """
 
     def open(self, context: ToolContext) -> Any:

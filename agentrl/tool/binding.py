@@ -29,12 +29,12 @@ class Binding:
     breaker: CircuitBreaker
     is_stateless: bool
     """It keeps nothing from call to call."""
-    workspace_limits: SandboxLimits | None = None
-    """What it needs of the workspace."""
     overlaps: bool
     """Calls of one turn may run at the same time."""
     overtime_s: float = 0.0
     """See :attr:`agentrl.tool.runners.base.Bound.overtime_s`."""
+    workspace_limits: SandboxLimits | None = None
+    """What it needs of the workspace."""
 
 
 class Toolbox:

@@ -44,6 +44,8 @@ class PythonTarget:
 class FunctionTool:
     """A plain function as a tool: no state, nothing to open or close."""
 
+    stateless = True
+
     def __init__(self, function: Callable[..., Any]) -> None:
         self.call = function
 
@@ -113,7 +115,7 @@ class PythonRunner:
         _check_signature(tool.call, spec)
         return Bound(
             make=make,
-            stateless=isinstance(tool, FunctionTool),
+            stateless=getattr(tool, "stateless", False),
             workspace_limits=getattr(tool, "workspace_limits", None),
         )
 

@@ -1,4 +1,4 @@
-"""Python cells with state, in a sandbox of the trajectory's own."""
+"""Python cells with state, in the trajectory's workspace."""
 
 from __future__ import annotations
 
