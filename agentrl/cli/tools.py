@@ -1,4 +1,4 @@
-"""`agentrl tools`: list, check, call."""
+"""`agentrl tools`: list, check, call, serve."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from agentrl.cli.tools_serve import serve
+
 if TYPE_CHECKING:
     from agentrl.types import ToolResult
 
 
 @click.group("tools")
 def command() -> None:
-    """List, check and call tools."""
+    """List, check, call and serve tools."""
+
+
+command.add_command(serve)
 
 
 @command.command("list")

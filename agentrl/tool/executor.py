@@ -50,6 +50,7 @@ class ToolExecutor:
         make_context: gives what a tool is opened with; awaited once per tool that is called. What
             it raises goes through :meth:`run`.
         cut: shortens answers, counting in tokens.
+        cut_note: follows an answer that was cut, with the number in place of ``{}``.
         seed: of the trajectory; decides the pauses between retries.
         num_calls: calls by tool that were made before, in the part of an episode that a branch
             inherits; they count for ``max_calls``.
@@ -62,6 +63,7 @@ class ToolExecutor:
         *,
         make_context: Callable[[str], Awaitable[ToolContext]],
         cut: Cut,
+        cut_note: str = "\n[cut: {} more tokens]",
         seed: int = 0,
         num_calls: Mapping[str, int] | None = None,
         open_timeout_s: float = 30.0,
@@ -70,6 +72,7 @@ class ToolExecutor:
         self._toolbox = toolbox
         self._make_context = make_context
         self._cut = cut
+        self._cut_note = cut_note
         self._random = random.Random(seed)
         self._open_timeout_s = open_timeout_s
         self._close_timeout_s = close_timeout_s
@@ -183,7 +186,7 @@ class ToolExecutor:
         if answer.cut_chars and answer.content:
             chars_per_token = max(1, len(content)) / max_tokens
             num_cut += max(1, round(answer.cut_chars / max(1.0, chars_per_token)))
-        return f"{content}\n[cut: {num_cut} more tokens]" if num_cut else content, num_cut
+        return content + self._cut_note.format(num_cut) if num_cut else content, num_cut
 
     async def _answer(self, call: ToolCall, binding: Binding, timeout_s: float) -> Answer:
         """Call, and call again after infrastructure failures, as often as the tool allows."""

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError, ValidationError, best_match
+from jsonschema.exceptions import SchemaError, best_match
 
 from agentrl.errors import ToolSpecError
+from agentrl.tool.explain import explain
 
 _SAYS_WHAT = ("type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref")
-_MAX_SHOWN = 200
 
 
 def check_schema(parameters: Any, *, where: str) -> None:
@@ -86,16 +86,15 @@ class ArgumentValidator:
     def __init__(self, parameters: Mapping[str, Any]) -> None:
         closed = {"additionalProperties": False, **parameters}
         self._validator = Draft202012Validator(closed)
-        self._names = tuple(parameters.get("properties", {}))
 
     def problem(self, arguments: Mapping[str, Any]) -> str | None:
         """Return what is wrong with ``arguments``, for the model to read; None if nothing."""
         errors = list(self._validator.iter_errors(arguments))
         if not errors:
             return None
-        error: ValidationError = best_match(errors) or errors[0]
-        path = ".".join(str(part) for part in error.absolute_path)
-        message = error.message
-        if len(message) > _MAX_SHOWN:
-            message = message[:_MAX_SHOWN] + "..."
-        return f"{path + ': ' if path else ''}{message}; arguments: {', '.join(self._names)}"
+        # What was misspelt is also missing: the name that was given says more.
+        for kind in ("additionalProperties", "required"):
+            found = next((e for e in errors if e.validator == kind and not e.absolute_path), None)
+            if found is not None:
+                return explain(found)
+        return explain(best_match(errors) or errors[0])
