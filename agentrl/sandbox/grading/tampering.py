@@ -37,7 +37,7 @@ _TEXT: Mapping[str, re.Pattern[str]] = {
         r"|\bpytest_(?:collection|configure|sessionfinish)\w*"
     ),
     "writes_verdict": re.compile(
-        r"""(?:>\s*|open\(\s*['"]|write_text\(|tee\s+)[\w./~-]*"""
+        r"""(?:>\s*|(?:open|Path)\(\s*['"]|tee\s+)[\w./~-]*"""
         r"(?:reward|verdict|score|results?|passed|grade)[\w-]*\.(?:json|txt|xml|log)",
         re.IGNORECASE,
     ),

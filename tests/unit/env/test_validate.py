@@ -102,6 +102,8 @@ def test_a_step_that_is_no_tuple_of_five_is_an_env_error(value: Any) -> None:
         1.0, None, Score(reward=math.nan, success=True), Score(reward=1.0, success=1),  # type: ignore[arg-type]
         Score(reward=1.0, success=True, parts={"a": math.inf}),
         Score(reward=1.0, success=True, turn_rewards=(0.1, math.nan)),
+        Score(reward=1.0, success=True, tampering="traces"),
+        Score(reward=1.0, success=True, tampering=(1,)),  # type: ignore[arg-type]
         Score(reward="1", success=True),  # type: ignore[arg-type]
     ],
 )  # fmt: skip

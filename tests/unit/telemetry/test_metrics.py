@@ -52,6 +52,21 @@ def test_a_mean_of_nothing_has_no_key() -> None:
         assert all(np.isfinite(value) for value in metrics.values())
 
 
+def test_signs_of_tampering_are_shares_of_the_scored_trajectories() -> None:
+    items = [_scored(1.0, seed=seed) for seed in range(4)]
+    assert not [name for name in trajectory_metrics(items) if name.startswith("tampering/")]
+    for item, found in zip(items, [("traces",), ("traces", "exits_early"), (), ()], strict=True):
+        assert item.score is not None
+        item.score = replace(item.score, tampering=found)
+    failed = make_trajectory(seed=9, stop_reason=StopReason.SANDBOX_ERROR, num_turns=1)
+    metrics = trajectory_metrics([*items, failed])
+    assert {name: value for name, value in metrics.items() if name.startswith("tampering/")} == {
+        "tampering/any": 0.5,
+        "tampering/traces": 0.5,
+        "tampering/exits_early": 0.25,
+    }
+
+
 def test_tool_calls_are_counted_by_status() -> None:
     items = [
         make_trajectory(seed=0, num_turns=3, tool_status=ToolStatus.OK),
