@@ -87,13 +87,14 @@ class Reports:
     """Frames from an untrusted process, read without ever waiting for it.
 
     A frame without header is private data; one with a header is the final report, which is
-    passed on unread.
+    passed on unread: the host parses it, which is why its length has a bound of its own.
     """
 
-    def __init__(self, sock: socket.socket, max_bytes: int) -> None:
+    def __init__(self, sock: socket.socket, max_report_bytes: int, max_private_bytes: int) -> None:
         self.sock = sock
         self.open = True
-        self._max = max_bytes
+        self._max_report = max_report_bytes
+        self._max_private = max_private_bytes
         self._buffer = bytearray()
         self.private = bytearray()
         self.report: bytes | None = None
@@ -121,7 +122,7 @@ class Reports:
         while len(self._buffer) >= wire.PREFIX.size:
             head, body = wire.PREFIX.unpack_from(self._buffer)
             end = wire.PREFIX.size + head + body
-            if end + len(self.private) > self._max:
+            if head > self._max_report or body + len(self.private) > self._max_private:
                 self.overflow = True
                 return
             if len(self._buffer) < end:

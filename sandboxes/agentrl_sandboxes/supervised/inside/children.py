@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -14,7 +15,13 @@ _MAX_FILES = 256
 # The kernel refuses at twice the limit and a few of our own; the supervisor kills at the limit.
 # With the same number for both, a bomb that the kernel holds just below it would go unseen.
 _OWN_PROCESSES = 4
-_MAX_REPORT_BYTES = 24 << 20
+_MAX_PRIVATE_BYTES = 24 << 20
+# A report is JSON made of what fits the output limit and an error; a character takes up to 12.
+_REPORT_FACTOR, _LEAST_REPORT_BYTES = 12, 1 << 18
+# As in the kernel's own crash handling: a limit of 0 bytes would still start a handler that the
+# host has set, one of 1 byte never does.
+_NO_CORE = 1
+_FIRST_TO_GO = "1000"
 
 
 class Child:
@@ -52,7 +59,7 @@ class Child:
             self.reports.sock.close()
 
 
-def fork_interpreter(limits: dict[str, Any], work: str, isolated: bool) -> Child:
+def fork_interpreter(limits: dict[str, Any], work: str, counts_user: bool) -> Child:
     """Fork an interpreter that waits for its first request."""
     ours, theirs = socket.socketpair()
     out_read, out_write = os.pipe()
@@ -62,7 +69,10 @@ def fork_interpreter(limits: dict[str, Any], work: str, isolated: bool) -> Child
         try:
             channel_fd = _MAX_FILES - 1  # high, so that the program's files start at 3 as usual
             _become_child(0, out_write, err_write, theirs.fileno(), channel_fd, work)
-            limit_resources(limits, isolated)
+            limit_resources(limits, counts_user)
+            # Until its first cell, other processes of the box cannot open its /proc entries, and
+            # a private program stays like that: nobody else writes to its memory or channel.
+            kernel.set_dumpable(False)
             interpreter.serve(socket.socket(fileno=channel_fd), int(limits["output_bytes"]))
         finally:
             os._exit(70)
@@ -74,12 +84,12 @@ def fork_interpreter(limits: dict[str, Any], work: str, isolated: bool) -> Child
         pid,
         capture.Capture(out_read, keep),
         capture.Capture(err_read, keep),
-        capture.Reports(ours, _MAX_REPORT_BYTES),
+        capture.Reports(ours, _LEAST_REPORT_BYTES + _REPORT_FACTOR * keep, _MAX_PRIVATE_BYTES),
     )
 
 
 def fork_command(
-    argv: list[str], stdin: bytes, limits: dict[str, Any], work: str, isolated: bool
+    argv: list[str], stdin: bytes, limits: dict[str, Any], work: str, counts_user: bool
 ) -> Child:
     """Fork and execute a command."""
     in_read, in_write = os.pipe()
@@ -89,7 +99,7 @@ def fork_command(
     if pid == 0:
         try:
             _become_child(in_read, out_write, err_write, -1, -1, work)
-            limit_resources(limits, isolated)
+            limit_resources(limits, counts_user)
             for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(number, signal.SIG_DFL)  # Python ignores them, programs should not
             os.execvp(argv[0], argv)
@@ -110,7 +120,12 @@ def fork_command(
     )
 
 
-def limit_resources(limits: dict[str, Any], isolated: bool) -> None:
+def forbid_core_dumps() -> None:
+    """Keep a crash of this process and its children from the host's core files and handler."""
+    resource.setrlimit(resource.RLIMIT_CORE, (_NO_CORE, _NO_CORE))
+
+
+def limit_resources(limits: dict[str, Any], counts_user: bool) -> None:
     """Set the limits of this process and its children; none can be raised again."""
     memory = int(limits["memory_mb"]) << 20
     disk = int(limits["disk_mb"]) << 20
@@ -120,9 +135,9 @@ def limit_resources(limits: dict[str, Any], isolated: bool) -> None:
         (resource.RLIMIT_FSIZE, disk, disk),
         (resource.RLIMIT_NOFILE, _MAX_FILES, _MAX_FILES),
         (resource.RLIMIT_CPU, cpu, cpu + 1),
-        (resource.RLIMIT_CORE, 0, 0),
     ]
-    if isolated:  # elsewhere it would count every process of the user
+    forbid_core_dumps()
+    if counts_user:  # elsewhere it would count processes that are none of ours
         processes = 2 * int(limits["max_processes"]) + _OWN_PROCESSES
         hard.append((resource.RLIMIT_NPROC, processes, processes))
         hard.append((resource.RLIMIT_MEMLOCK, 0, 0))
@@ -150,3 +165,5 @@ def _become_child(
     else:
         os.closerange(3, 1 << 20)
     kernel.set_dumpable(True)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as own:
+        own.write(_FIRST_TO_GO)  # where memory runs out, this goes before whoever watches it

@@ -19,7 +19,7 @@ import traceback
 import types
 from typing import Any
 
-from . import wire
+from . import kernel, wire
 
 _MAX_ERROR_CHARS = 8192
 
@@ -66,6 +66,8 @@ def serve(channel: socket.socket, output_bytes: int) -> None:
             )
             report = _run(source, "<private>", namespace, alarm, output_bytes)
         else:
+            if cell == 1:
+                kernel.set_dumpable(True)  # a program may look at itself: /proc/self/fd and more
             report = _run(body, f"<cell {cell}>", namespace, alarm, output_bytes)
         if os.getpid() != own_pid:
             _flush(streams)

@@ -16,7 +16,14 @@ def main() -> None:
     os.set_inheritable(channel.fileno(), False)
     limits, work, scratch = json.loads(sys.argv[2]), sys.argv[3], sys.argv[4]
     os.chdir(work)
-    box = supervisor.Supervisor(channel, limits=limits, work=work, scratch=scratch, isolated=False)
+    box = supervisor.Supervisor(
+        channel,
+        limits=limits,
+        work=work,
+        scratch=scratch,
+        isolated=False,
+        counts_user=False,
+    )
     box.prepare()
     channel.sendall(wire.pack({"ready": True, "facts": {}}))
     box.serve()

@@ -1,8 +1,10 @@
 """The system-call filter: a deny list in classic BPF, one table per architecture.
 
 Everything that a namespace does not confine is denied: keys, io_uring, bpf, tracing, mounting,
-new namespaces, sockets other than `socketpair`, memory that no limit counts. Denied calls
-return an error and do not kill, so that a library which merely probes goes on.
+new namespaces, memory that no limit counts, what the kernel counts per user and not per box.
+Boxes may share a network namespace, so sockets are denied but for `socketpair`, and no socket
+may get a name. Denied calls return an error and do not kill, so that a library which merely
+probes goes on.
 """
 
 from __future__ import annotations
@@ -56,6 +58,16 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "quotactl": (179, 60),
     "quotactl_fd": (443, 443),
     "socket": (41, 198),
+    # An end of a socket pair could be bound to an abstract name, or connected to one of another
+    # box in the same network namespace.
+    "connect": (42, 203),
+    "bind": (49, 200),
+    "listen": (50, 201),
+    "accept": (43, 202),
+    "accept4": (288, 242),
+    # Instances are counted per user of the host: one box could use up those of all.
+    "inotify_init": (253, None),
+    "inotify_init1": (294, 26),
     "shmget": (29, 194),
     "shmat": (30, 196),
     "semget": (64, 190),
@@ -102,6 +114,12 @@ _CLONE = {"x86_64": 56, "aarch64": 220}
 _IOCTL = {"x86_64": 16, "aarch64": 29}
 _PRLIMIT64 = {"x86_64": 302, "aarch64": 261}
 _SETPRIORITY = {"x86_64": 141, "aarch64": 140}
+_SETAFFINITY = {"x86_64": 203, "aarch64": 122}
+_SETRLIMIT = {"x86_64": 160, "aarch64": 164}
+_SETSOCKOPT = {"x86_64": 54, "aarch64": 208}
+_PRIO_USER, _RLIMIT_CORE = 2, 4
+# Either makes the kernel give a socket a name of its own at the next send.
+_SO_PASSCRED, _SO_PASSPIDFD = 16, 76
 
 
 class UnsupportedArchitecture(Exception):
@@ -124,13 +142,13 @@ def _deny_call(number: int, error: int = _EPERM) -> bytes:
     return _op(_JUMP_EQUAL, number, 0, 1) + _deny(error)
 
 
-def _deny_if(number: int, argument: int, test: int, operand: int) -> bytes:
+def _deny_if(number: int, argument: int, test: int, operand: int, error: int = _EPERM) -> bytes:
     """Deny a call whose argument (its low 32 bits) passes a test; else load the number again."""
     return (
         _op(_JUMP_EQUAL, number, 0, 4)
         + _op(_LOAD, _low_word(argument))
         + _op(test, operand, 0, 1)
-        + _deny()
+        + _deny(error)
         + _op(_LOAD, _OFFSET_NUMBER)
     )
 
@@ -142,6 +160,21 @@ def _deny_other_process(number: int, argument: int) -> bytes:
         + _op(_LOAD, _low_word(argument))
         + _op(_JUMP_EQUAL, 0, 1, 0)
         + _deny()
+        + _op(_LOAD, _OFFSET_NUMBER)
+    )
+
+
+def _ignore_prlimit(number: int, limit: int) -> bytes:
+    """Let a change of one limit (a second argument and a pointer as third) do nothing."""
+    return (
+        _op(_JUMP_EQUAL, number, 0, 8)
+        + _op(_LOAD, _low_word(1))
+        + _op(_JUMP_EQUAL, limit, 0, 5)
+        + _op(_LOAD, _low_word(2))
+        + _op(_JUMP_EQUAL, 0, 0, 2)
+        + _op(_LOAD, _low_word(2) + 4)
+        + _op(_JUMP_EQUAL, 0, 1, 0)
+        + _deny(0)
         + _op(_LOAD, _OFFSET_NUMBER)
     )
 
@@ -175,4 +208,12 @@ def build_filter(machine: str) -> bytes:
     # Limits and priority of the supervisor, which runs under the same user id.
     program += _deny_other_process(_PRLIMIT64[machine], 0)
     program += _deny_other_process(_SETPRIORITY[machine], 1)
+    program += _deny_if(_SETPRIORITY[machine], 0, _JUMP_EQUAL, _PRIO_USER)
+    program += _deny_other_process(_SETAFFINITY[machine], 0)
+    for option in (_SO_PASSCRED, _SO_PASSPIDFD):
+        program += _deny_if(_SETSOCKOPT[machine], 2, _JUMP_EQUAL, option)
+    # A core limit of 1 keeps crashes from the host's crash handler, one of 0 would not. To lower
+    # it "succeeds" without effect: programs do so with good intent.
+    program += _deny_if(_SETRLIMIT[machine], 0, _JUMP_EQUAL, _RLIMIT_CORE, 0)
+    program += _ignore_prlimit(_PRLIMIT64[machine], _RLIMIT_CORE)
     return program + _op(_RETURN, _ALLOW)

@@ -12,7 +12,6 @@ import contextlib
 import os
 import select
 import signal
-import socket
 import time
 from typing import Any
 
@@ -35,26 +34,33 @@ class Supervisor:
     """Serves one box over its channel until the host closes it.
 
     Args:
-        channel: blocking stream socket to the host.
+        channel: blocking stream to the host.
         limits: the fields of `SandboxLimits` as a dict.
         work: the work directory; scratch: the scratch directory.
         isolated: True where this process is number 1 of a pid namespace of its own.
+        counts_user: True where no process outside the box has the user id of those inside, so
+            that the kernel can hold it to a number of processes.
+        oom_events_fd: see :class:`census.OomKills`.
     """
 
     def __init__(
         self,
-        channel: socket.socket,
+        channel: wire.Stream,
         *,
         limits: dict[str, Any],
         work: str,
         scratch: str,
         isolated: bool,
+        counts_user: bool,
+        oom_events_fd: int | None = None,
     ) -> None:
         self._channel = channel
         self._limits = limits
         self._work = work
         self._scratch = scratch
         self._isolated = isolated
+        self._counts_user = counts_user
+        self._oom_kills = census.OomKills(watch=isolated, events_fd=oom_events_fd)
         self._flood_bytes = max(_LEAST_FLOOD_BYTES, int(limits["output_bytes"]) * _FLOOD_FACTOR)
         self._wake_read, self._wake_write = os.pipe()
         self._ended: dict[int, int] = {}
@@ -90,7 +96,7 @@ class Supervisor:
             self._kill_all()
 
     def _fork_interpreter(self) -> children.Child:
-        child = children.fork_interpreter(self._limits, self._work, self._isolated)
+        child = children.fork_interpreter(self._limits, self._work, self._counts_user)
         self._children.append(child)
         return child
 
@@ -108,6 +114,7 @@ class Supervisor:
             if background and self._breach() is not None:
                 self._lose_everything()
                 background = False
+            background = background and not self._hold_still()
 
     def _answer(self, request: dict[str, Any], body: bytes) -> None:
         op = request["op"]
@@ -118,7 +125,7 @@ class Supervisor:
                 self._run_private(request, body)
             elif op == "exec":
                 child = children.fork_command(
-                    request["argv"], body, self._limits, self._work, self._isolated
+                    request["argv"], body, self._limits, self._work, self._counts_user
                 )
                 self._children.append(child)
                 self._run_and_reply(child, request, soft=False)
@@ -138,6 +145,8 @@ class Supervisor:
             self._lose_everything()  # it died between two calls
         child = self._interpreter = self._interpreter or self._fork_interpreter()
         child.used = True
+        if self._isolated:
+            os.kill(child.pid, signal.SIGCONT)
         child.ask({"op": "cell"}, body)
         self._run_and_reply(child, request, soft=True)
 
@@ -166,9 +175,11 @@ class Supervisor:
         """Watch a child through one request and answer the host."""
         start = time.monotonic()
         verdict = self._watch(child, start + float(request["timeout_s"]), soft)
-        self._left_behind = self._isolated and self._count_strays() > 0
+        self._left_behind = self._isolated and not self._hold_still()
         if verdict == "done" and self._left_behind:
             verdict = self._settle() or verdict
+        if verdict == "done" and self._oom_kills.grew():
+            verdict = "oom"  # the kernel was quicker than our counting
         child.out.drain(self._flood_bytes)
         child.err.drain(self._flood_bytes)
         report, private = child.reports.take() if child.reports else (b"", b"")
@@ -207,7 +218,9 @@ class Supervisor:
         next_check = time.monotonic() + _TICK_S
         interrupted = False
         while True:
-            self._pump(child, min(next_check, deadline if not interrupted else kill_at))
+            # A quick answer may have come with the request's own transfer: never wait for it.
+            if child.reports is None or child.reports.report is None:
+                self._pump(child, min(next_check, deadline if not interrupted else kill_at))
             if child.out.total > self._flood_bytes or child.err.total > self._flood_bytes:
                 return "output_limit"
             if child.reports is not None and child.reports.overflow:
@@ -262,8 +275,25 @@ class Supervisor:
         pids = census.others()
         if census.count_tasks(pids) > int(self._limits["max_processes"]) + 1:
             return "pids_limit"
+        if self._oom_kills.grew():
+            return "oom"
         limit_bytes = int(self._limits["memory_mb"]) << 20
         return "oom" if census.memory_bytes(pids, limit_bytes) > limit_bytes else None
+
+    def _hold_still(self) -> bool:
+        """Stop the interpreter until its next cell if nothing else runs; say whether nothing does.
+
+        A timer, or a program that forged its report, would else go on unwatched between calls.
+        What has threads or has left processes behind goes on, and is checked meanwhile.
+        """
+        idle = self._interpreter
+        if idle is None or not idle.used or idle.pid in self._ended:
+            return self._count_strays() <= 0
+        os.kill(idle.pid, signal.SIGSTOP)
+        if self._count_strays() <= 0 and census.count_threads(idle.pid) <= 1:
+            return True
+        os.kill(idle.pid, signal.SIGCONT)
+        return False
 
     def _count_strays(self) -> int:
         """Processes in the box that this supervisor did not fork itself."""
@@ -285,11 +315,9 @@ class Supervisor:
 
     def _reap(self) -> None:
         """Collect every process that ended; forget those that are not ours to report."""
-        try:
-            while os.read(self._wake_read, 4096):
-                pass
-        except BlockingIOError:
-            pass
+        # Once: a program that floods us with signals would keep a loop here busy for ever.
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_read, 4096)
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)

@@ -7,13 +7,28 @@ untrusted process is bounded in length before it is read.
 from __future__ import annotations
 
 import json
-import socket
 import struct
-from typing import Any
+from typing import Any, Protocol
 
 PREFIX = struct.Struct("!II")
 GOODBYE = b"\xff\xff\xff\xffBYE!"
 """The zygote writes this as a box's last bytes once every process of the box is dead."""
+
+
+class Stream(Protocol):
+    """What a supervisor speaks over: a connected socket, or what acts like one."""
+
+    def fileno(self) -> int:
+        """The descriptor to poll for the host's words and its going."""
+        ...
+
+    def recv(self, bufsize: int, /) -> bytes:
+        """Read what is there, waiting for it; empty at the end."""
+        ...
+
+    def sendall(self, data: bytes, /) -> None:
+        """Send all of it."""
+        ...
 
 
 class FrameError(Exception):
@@ -37,7 +52,7 @@ def parse_header(raw: bytes) -> dict[str, Any]:
     return header
 
 
-def receive(sock: socket.socket, max_bytes: int) -> tuple[dict[str, Any], bytes] | None:
+def receive(sock: Stream, max_bytes: int) -> tuple[dict[str, Any], bytes] | None:
     """Read one frame from a blocking socket; None at the end of the stream."""
     prefix = _receive_exactly(sock, PREFIX.size)
     if prefix is None:
@@ -51,7 +66,7 @@ def receive(sock: socket.socket, max_bytes: int) -> tuple[dict[str, Any], bytes]
     return parse_header(bytes(rest[:head_bytes])), bytes(rest[head_bytes:])
 
 
-def _receive_exactly(sock: socket.socket, count: int) -> bytearray | None:
+def _receive_exactly(sock: Stream, count: int) -> bytearray | None:
     data = bytearray()
     while len(data) < count:
         chunk = sock.recv(min(count - len(data), 1 << 20))

@@ -7,8 +7,9 @@ of the box: the host's end-of-file on the channel therefore means "all dead", an
 before it means "the zygote lives and saw it".
 
 Control messages (one JSON object per datagram, on a SOCK_SEQPACKET socket):
-``{"op": "create", "id", "limits", "probe"}`` with the channel's descriptor, and
-``{"op": "kill", "id"}``.
+``{"op": "create", "id", "limits", "probe", "joins", "events"}`` and ``{"op": "kill", "id"}``.
+With the first come descriptors: the channel, ``joins`` files through which the box enters its
+control groups, and, where ``events`` is true, the file in which its memory group counts kills.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import sys
 import traceback
 from typing import Any
 
-from . import interpreter, kernel, seccomp, supervisor, wire
+from . import children, interpreter, kernel, seccomp, supervisor, wire
 
 # What programs import most, loaded once and shared by every box through copy-on-write. Each
 # module also makes every fork a little dearer, so the list stops where use becomes rare.
@@ -35,7 +36,9 @@ _PRELOADED = (
     *("json", "math", "operator", "random", "re", "string", "typing"),
 )
 
-_CHANNEL_FD = 3
+_CHANNEL_FD, _EVENTS_FD = 3, 4
+_MOST_FDS = 4
+_WARM_CELLS = 16
 
 
 class Zygote:
@@ -69,28 +72,29 @@ class Zygote:
                     return
 
     def _handle_message(self) -> bool:
-        data, fds, _, _ = socket.recv_fds(self._control, 65536, 1)
+        data, fds, _, _ = socket.recv_fds(self._control, 65536, _MOST_FDS)
         if not data:
             return False
         message = json.loads(data)
-        if message["op"] == "create" and not fds:
-            return True  # no descriptor left here: the host sees its channel end
         if message["op"] == "create":
-            self._create(message, socket.socket(fileno=fds[0]))
+            if len(fds) == 1 + message["joins"] + message["events"]:
+                self._create(message, socket.socket(fileno=fds.pop(0)), fds)
+            for fd in fds:  # not all came if none was left here: the host sees its channel end
+                os.close(fd)
         else:
             pid = self._pid_of.get(message["id"])
             if pid is not None:
                 os.kill(pid, signal.SIGKILL)
         return True
 
-    def _create(self, message: dict[str, Any], channel: socket.socket) -> None:
+    def _create(self, message: dict[str, Any], channel: socket.socket, groups: list[int]) -> None:
         try:
             pid = kernel.fork_into(kernel.CLONE_NEWUSER | kernel.CLONE_NEWPID | kernel.CLONE_NEWNS)
         except OSError as error:
             self._farewell(channel, wire.pack({"error": f"no box could be forked: {error}"}))
             return
         if pid == 0:
-            run_box(channel, message, self._program, self._ids)
+            run_box(channel, message, groups, self._program, self._ids)
         self._pid_of[message["id"]] = pid
         self._box_of[pid] = (message["id"], channel)
 
@@ -112,14 +116,23 @@ class Zygote:
 
 
 def run_box(
-    channel: socket.socket, message: dict[str, Any], program: bytes, ids: tuple[int, int]
+    channel: socket.socket,
+    message: dict[str, Any],
+    groups: list[int],
+    program: bytes,
+    ids: tuple[int, int],
 ) -> None:
     """Become the first process of a box; never returns."""
     exit_code = 1
     try:
-        os.dup2(channel.fileno(), _CHANNEL_FD)
+        for fd in groups[: message["joins"]]:
+            os.write(fd, b"0")  # ourselves, before anything of the box exists
+        lifted = [os.dup(fd) for fd in (channel.fileno(), *groups[message["joins"] :])]
+        for target, fd in enumerate(lifted, _CHANNEL_FD):
+            os.dup2(fd, target)
+        events_fd = _EVENTS_FD if message["events"] else None
         # Nothing of the zygote or of other boxes stays open in here.
-        os.closerange(_CHANNEL_FD + 1, 1 << 20)
+        os.closerange(_CHANNEL_FD + len(lifted), 1 << 20)
         channel.detach()
         channel = socket.socket(fileno=_CHANNEL_FD)
         try:
@@ -136,6 +149,8 @@ def run_box(
                 work="/box",
                 scratch="/tmp",
                 isolated=True,
+                counts_user=True,
+                oom_events_fd=events_fd,
             )
             box.prepare()
             channel.sendall(wire.pack(hello))
@@ -160,6 +175,7 @@ def prepare_box(limits: dict[str, Any], program: bytes, ids: tuple[int, int]) ->
     kernel.mount("proc", "/proc", "subset=pid")
     os.chdir("/box")
     kernel.drop_privileges()
+    children.forbid_core_dumps()  # the filter freezes this limit
     kernel.install_seccomp(program)
     kernel.set_dumpable(False)
 
@@ -186,6 +202,25 @@ def read_back() -> dict[str, Any]:
     }
 
 
+def warm_up_supervisor() -> None:
+    """Serve a few cells right here: what the supervisor's code caches is then shared by boxes."""
+    host, channel = socket.socketpair()
+    limits = {
+        **{"memory_mb": 1 << 20, "disk_mb": 1 << 10, "cpu_s": 10, "max_processes": 1 << 10},
+        "output_bytes": 1024,
+    }
+    box = supervisor.Supervisor(
+        channel, limits=limits, work="/", scratch="/tmp", isolated=False, counts_user=False
+    )
+    box.prepare()
+    for _ in range(_WARM_CELLS):
+        host.sendall(wire.pack({"op": "cell", "timeout_s": 5}, b"1 + 1"))
+    host.shutdown(socket.SHUT_WR)
+    box.serve()
+    host.close()
+    channel.close()
+
+
 def main() -> None:
     """Entry point: the control socket's descriptor is the only argument."""
     control = socket.socket(fileno=int(sys.argv[1]))
@@ -198,6 +233,7 @@ def main() -> None:
     # Our own folder must not shadow a module that a program brings along.
     sys.path[:] = [entry for entry in sys.path if entry and not entry.startswith("/agentrl")]
     interpreter.warm_up()
+    warm_up_supervisor()
     gc.collect()
     gc.freeze()  # keeps the collector from copying shared pages in every box
     Zygote(control, program).serve()

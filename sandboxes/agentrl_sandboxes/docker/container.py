@@ -1,0 +1,146 @@
+"""What a box's container is made of: the request to the engine, and the box's first words."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl.sandbox.base import SandboxLimits
+from agentrl_sandboxes.supervised import inside
+from agentrl_sandboxes.supervised.inside import wire
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+USER = 65534
+_OWN_PROCESSES = 6
+"""Beside twice the limit, as in a box of our own: the supervisor, and what is about to die."""
+_OWN_MB = 48
+"""The supervisor with its copy of Python, and kernel memory."""
+_PYTHON = "/usr/bin/env", "python3"
+
+# The sources come over the channel, so that any image with Python will do and none can be stale.
+_BOOTSTRAP = """
+import os, sys
+def take(size):
+    data = b""
+    while len(data) < size:
+        part = os.read(0, size - len(data))
+        if not part: os._exit(1)
+        data += part
+    return data
+archive = take(int.from_bytes(take(4), "big"))
+with open("/tmp/inside.zip", "xb") as file: file.write(archive)
+sys.path.insert(0, "/tmp/inside.zip")
+from inside.contained import main
+del sys.path[0], archive
+sys.path_importer_cache.clear()
+os.unlink("/tmp/inside.zip")
+main()
+"""
+
+# Of the host, and no business of a box: it is covered by something empty.
+_MASKED = [
+    *("/proc/acpi", "/proc/asound", "/proc/cmdline", "/proc/config.gz", "/proc/interrupts"),
+    *("/proc/kallsyms", "/proc/kcore", "/proc/keys", "/proc/key-users", "/proc/latency_stats"),
+    *("/proc/meminfo", "/proc/modules", "/proc/sched_debug", "/proc/scsi", "/proc/slabinfo"),
+    *("/proc/timer_list", "/proc/timer_stats", "/proc/version", "/proc/vmallocinfo"),
+    *("/proc/zoneinfo", "/sys/block", "/sys/bus", "/sys/class", "/sys/dev", "/sys/devices"),
+    *("/sys/firmware", "/sys/kernel", "/sys/module", "/sys/power"),
+]
+
+
+def memory_bytes(limits: SandboxLimits) -> int:
+    """The control group's limit: what a program may use, full file systems, and our own needs.
+
+    Pages of a tmpfs count here. A program meets its own limit first, which has a better name.
+    """
+    return (limits.memory_mb + 3 * limits.disk_mb + _OWN_MB) << 20
+
+
+def max_tasks(limits: SandboxLimits) -> int:
+    """The control group's limit of processes and threads."""
+    return 2 * limits.max_processes + _OWN_PROCESSES
+
+
+def create(
+    client: APIClient,
+    *,
+    name: str,
+    image: str,
+    runtime: str | None,
+    labels: dict[str, str],
+    limits: SandboxLimits,
+) -> None:
+    """Create the container of one box; it is not started yet."""
+    size = f"size={limits.disk_mb}m,nr_inodes=8192"
+    own = f"uid={USER},gid={USER}"
+    memory = memory_bytes(limits)
+    host_config: dict[str, Any] = client.create_host_config(
+        network_mode="none",
+        read_only=True,
+        cap_drop=["ALL"],
+        security_opt=["no-new-privileges"],
+        ipc_mode="private",
+        pids_limit=max_tasks(limits),
+        mem_limit=memory,
+        memswap_limit=memory,  # without it, as much again in swap
+        oom_score_adj=500,
+        tmpfs={
+            # Options in full: over a folder of the image, a tmpfs takes that folder's owner.
+            "/box": f"{size},{own},mode=0700,exec",
+            "/tmp": f"{size},{own},mode=1777,exec",
+            "/dev/shm": f"{size},{own},mode=1777",
+        },
+        ulimits=[
+            {"Name": "nofile", "Soft": 1024, "Hard": 1024},
+            {"Name": "core", "Soft": 0, "Hard": 0},
+            {"Name": "memlock", "Soft": 0, "Hard": 0},
+        ],
+        log_config={"Type": "none"},  # a flood must not fill the host's disk
+        runtime=runtime,
+    )
+    host_config["CgroupnsMode"] = "private"
+    host_config["MaskedPaths"] = _MASKED
+    client.create_container(
+        image,
+        entrypoint=[*_PYTHON, "-I", "-S", "-c", _BOOTSTRAP],
+        name=name,
+        user=f"{USER}:{USER}",
+        working_dir="/box",
+        hostname="sandbox",
+        network_disabled=True,
+        stdin_open=True,
+        healthcheck={"test": ["NONE"]},
+        environment={
+            "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "HOME": "/box",
+            "LANG": "C.UTF-8",
+            "TMPDIR": "/tmp",
+            "PYTHONHASHSEED": "0",  # sets print in the same order in every run
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
+        labels=labels,
+        host_config=host_config,
+    )
+
+
+def first_words(limits: SandboxLimits, ttl_s: float) -> bytes:
+    """What a started container is told before anything else: its program, then its limits."""
+    archive = _archive()
+    settings = wire.pack({"limits": asdict(limits), "ttl_s": ttl_s})
+    return len(archive).to_bytes(4, "big") + archive + settings
+
+
+@cache
+def _archive() -> bytes:
+    """The modules that run inside, as a zip file."""
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(Path(inside.__file__).parent.glob("*.py")):
+            archive.writestr(f"inside/{path.name}", path.read_bytes())
+    return target.getvalue()
