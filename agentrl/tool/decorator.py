@@ -176,8 +176,8 @@ def _parameters(function: Any, notes: dict[str, str], where: str) -> dict[str, D
         hints = get_type_hints(function, include_extras=True)
     except Exception as error:
         raise ToolSpecError(
-            f"{where}: its annotations cannot be resolved ({type(error).__name__}: {error}); define the "
-            "types at the top of the module, outside 'if TYPE_CHECKING'"
+            f"{where}: its annotations cannot be resolved ({type(error).__name__}: {error}); "
+            "define the types at the top of the module, outside 'if TYPE_CHECKING'"
         ) from error
     found: dict[str, Described] = {}
     signature = inspect.signature(function)
