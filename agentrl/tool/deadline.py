@@ -22,6 +22,9 @@ _GRACE_S = 0.5
 class DeadlinePassed(TimeoutError):
     """The deadline of a call passed (and not one that the called code has of its own)."""
 
+    note = ""
+    """What the model is told beside that, where a tool server says so."""
+
 
 class Abandoned:
     """How much was left behind in this process."""

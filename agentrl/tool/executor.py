@@ -124,6 +124,21 @@ class ToolExecutor:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def open(self, name: str) -> str | None:
+        """Open a tool ahead of its first call.
+
+        Returns:
+            Why it cannot be opened, where that is our side's failure; None where it is open.
+
+        Raises:
+            SandboxUnavailable: no episode could go on.
+        """
+        try:
+            await self._opened(self._toolbox.bindings[name])
+        except _OpenFailed as error:
+            return named(error.__cause__ or error)
+        return None
+
     async def close(self) -> None:
         """Close every tool that was opened. Never raises for what a tool does; idempotent."""
         self._closed = True
@@ -242,8 +257,8 @@ class ToolExecutor:
         except (*_INFRASTRUCTURE, RewardError) as error:
             # A RewardError is the tool's bug, and no outage: again it would pay the same.
             return Answer(content=named(error), status=ToolStatus.INFRA_ERROR, failure=error)
-        except DeadlinePassed:
-            note = self._give_up(binding, tool)
+        except DeadlinePassed as late:
+            note = self._give_up(binding, tool) or late.note
             text = f"error: timed out after {timeout_s:g} s{note}"
             return Answer(content=text, status=ToolStatus.TIMEOUT)
         except ToolError as error:

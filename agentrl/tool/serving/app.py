@@ -4,6 +4,7 @@
 
     GET    /v1/tools                  what there is: names, descriptions, parameters, limits
     POST   /v1/sessions               {"seed": 1, "state": {...}}          -> {"session": ID}
+    POST   /v1/sessions/ID/tools/NAME open a tool ahead of its first call
     POST   /v1/sessions/ID/calls      {"name": ..., "arguments": {...}, "timeout_s": 5}
     DELETE /v1/sessions/ID
     POST   /v1/tools/NAME             arguments; one call in a session of its own
@@ -35,7 +36,7 @@ from agentrl.tool.serving.config import ServerLimits
 from agentrl.tool.serving.gate import OWNER, App, Gate, Receive, Scope, Send
 from agentrl.tool.serving.mcp import McpEndpoint
 from agentrl.tool.serving.metrics import ServerMetrics
-from agentrl.tool.serving.sessions import Session, SessionRefused, SessionStore, TooManySessions
+from agentrl.tool.serving.sessions import NotYourSession, Session, SessionRefused, SessionStore
 from agentrl.types import ToolCall, ToolResult, ToolStatus
 
 logger = logging.getLogger(__name__)
@@ -148,6 +149,12 @@ class ToolServer:
         api.add_api_route("/v1/sessions", self._open, methods=["POST"], status_code=201)
         api.add_api_route("/v1/sessions/{session_id}/calls", self._call, methods=["POST"])
         api.add_api_route(
+            "/v1/sessions/{session_id}/tools/{tool}",
+            self._open_tool,
+            methods=["POST"],
+            status_code=204,
+        )
+        api.add_api_route(
             "/v1/sessions/{session_id}", self._close, methods=["DELETE"], status_code=204
         )
         for binding in self.toolbox.bindings.values():
@@ -192,6 +199,10 @@ class ToolServer:
         session = self.sessions.find(session_id, owner)
         return await self._run(session, body.name, body.arguments, body.timeout_s)
 
+    async def _open_tool(self, session_id: str, tool: str, owner: Owner) -> Response:
+        await self.sessions.open_tool(self.sessions.find(session_id, owner), tool)
+        return Response(status_code=204)
+
     async def _close(self, session_id: str, owner: Owner) -> Response:
         await self.sessions.close(self.sessions.find(session_id, owner), reason="client")
         return Response(status_code=204)
@@ -212,7 +223,7 @@ class ToolServer:
     async def _on_refused(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, SessionRefused)
         self.metrics.refused[error.reason] += 1
-        status = 503 if isinstance(error, TooManySessions) else 403
+        status = 403 if isinstance(error, NotYourSession) else 503
         return JSONResponse({"detail": str(error), "reason": error.reason}, status)
 
     async def _on_unavailable(self, request: Request, error: Exception) -> Response:

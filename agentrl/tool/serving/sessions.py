@@ -6,7 +6,8 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,8 @@ _CHARS_PER_TOKEN = 64
 """Characters of an answer that are sent per token of ``max_output_tokens``; the caller, who has a
 tokenizer, cuts again."""
 _ID_BYTES = 32
+_QUEUE_S = 1.5
+"""Past the limit of a call until it is refused, if it still waits: a client waits longer."""
 
 
 class SessionRefused(AgentRLError):
@@ -45,6 +48,18 @@ class TooManySessions(SessionRefused):
     """As many are open as may be."""
 
     reason = "max_sessions"
+
+
+class TooBusy(SessionRefused):
+    """A call that could not be made before its deadline."""
+
+    reason = "busy"
+
+
+class ToolNotOpened(SessionRefused):
+    """A tool that cannot be opened."""
+
+    reason = "open_failed"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -160,18 +175,46 @@ class SessionStore:
             logger.warning("a caller used the id of another caller's session")
         raise error
 
+    async def open_tool(self, session: Session, name: str) -> None:
+        """Open a tool of a session ahead of its first call.
+
+        Raises:
+            ToolNotOpened: it cannot be opened, or there is none of that name.
+        """
+        with self._running(session):
+            known = name in self._toolbox.bindings
+            problem = await session.executor.open(name) if known else "there is no such tool"
+        if problem is not None:
+            raise ToolNotOpened(f"opening {name[:64]!r} failed: {problem}")
+
     async def call(
         self, session: Session, call: ToolCall, *, timeout_s: float | None = None
     ) -> ToolResult:
-        """Run a call in a session."""
+        """Run a call in a session.
+
+        Raises:
+            TooBusy: its turn did not come in time.
+        """
+        binding = self._toolbox.bindings.get(call.name)
+        limit_s = binding.spec.limits.timeout_s if binding is not None else 1.0
+        with self._running(session):
+            try:
+                async with asyncio.timeout(min(timeout_s or limit_s, limit_s) + _QUEUE_S):
+                    result = await session.executor.run(call, timeout_s=timeout_s)
+            except TimeoutError:
+                raise TooBusy(f"too many calls of {call.name} wait; try again later") from None
+        self._metrics.add(result)
+        return result
+
+    @contextmanager
+    def _running(self, session: Session) -> Iterator[None]:
+        """Keep a session from being idle."""
         session.num_running += 1
         try:
-            result = await session.executor.run(call, timeout_s=timeout_s)
+            yield
         finally:
             session.num_running -= 1
             session.used_at_s = self._clock()
-        self._metrics.add(result)
-        return result
 
     async def close(self, session: Session, *, reason: str) -> None:
         """Close a session and its tools. Idempotent."""
