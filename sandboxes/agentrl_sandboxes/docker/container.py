@@ -1,17 +1,12 @@
-"""What a box's container is made of: the request to the engine, and the box's first words."""
+"""What a box's container is made of: the request to the engine."""
 
 from __future__ import annotations
 
-import io
-import zipfile
-from dataclasses import asdict
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.sandbox.base import SandboxLimits
-from agentrl_sandboxes.supervised import inside
-from agentrl_sandboxes.supervised.inside import wire
+from agentrl_sandboxes.supervised.bootstrap import BOOTSTRAP
+from agentrl_sandboxes.supervised.bootstrap import first_words as first_words
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -22,26 +17,6 @@ _OWN_PROCESSES = 6
 _OWN_MB = 48
 """The supervisor with its copy of Python, and kernel memory."""
 _PYTHON = "/usr/bin/env", "python3"
-
-# The sources come over the channel, so that any image with Python will do and none can be stale.
-_BOOTSTRAP = """
-import os, sys
-def take(size):
-    data = b""
-    while len(data) < size:
-        part = os.read(0, size - len(data))
-        if not part: os._exit(1)
-        data += part
-    return data
-archive = take(int.from_bytes(take(4), "big"))
-with open("/tmp/inside.zip", "xb") as file: file.write(archive)
-sys.path.insert(0, "/tmp/inside.zip")
-from inside.contained import main
-del sys.path[0], archive
-sys.path_importer_cache.clear()
-os.unlink("/tmp/inside.zip")
-main()
-"""
 
 # Of the host, and no business of a box: it is covered by something empty.
 _MASKED = [
@@ -108,13 +83,14 @@ def create(
     host_config["MaskedPaths"] = _MASKED
     client.create_container(
         image,
-        entrypoint=[*_PYTHON, "-I", "-S", "-c", _BOOTSTRAP],
+        entrypoint=[*_PYTHON, "-I", "-S", "-c", BOOTSTRAP],
         name=name,
         user=f"{USER}:{USER}",
         working_dir="/box",
         hostname="sandbox",
         network_disabled=True,
         stdin_open=True,
+        stop_signal="SIGKILL",  # no box has anything to say about its end
         healthcheck={"test": ["NONE"]},
         environment={
             "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -127,20 +103,3 @@ def create(
         labels=labels,
         host_config=host_config,
     )
-
-
-def first_words(limits: SandboxLimits, ttl_s: float) -> bytes:
-    """What a started container is told before anything else: its program, then its limits."""
-    archive = _archive()
-    settings = wire.pack({"limits": asdict(limits), "ttl_s": ttl_s})
-    return len(archive).to_bytes(4, "big") + archive + settings
-
-
-@cache
-def _archive() -> bytes:
-    """The modules that run inside, as a zip file."""
-    target = io.BytesIO()
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted(Path(inside.__file__).parent.glob("*.py")):
-            archive.writestr(f"inside/{path.name}", path.read_bytes())
-    return target.getvalue()

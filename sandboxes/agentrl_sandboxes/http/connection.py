@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import re
 from typing import Any
 
 import aiohttp
@@ -13,12 +11,13 @@ import httpx
 from httpx_aiohttp import AiohttpTransport
 
 from agentrl.errors import AgentRLError, ConfigError, SandboxError, SandboxUnavailable, ToolError
+from agentrl.sandbox.secrets import check_reference, resolve
 
 _CONNECT_S = 5.0
 _IDLE_S = 30.0
 """Less than the server keeps an idle connection, so that it never closes one under a request."""
+_MAX_ANSWER_BYTES = 256 << 20
 _UNIX = "unix://"
-_REFERENCE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
 _ERRORS: dict[str, type[AgentRLError]] = {"tool": ToolError, "config": ConfigError}
 
 
@@ -28,30 +27,6 @@ class NotConnected(SandboxError):
 
 class UnknownHere(SandboxError):
     """The server has no such sandbox."""
-
-
-def check_secret(reference: str | None) -> str | None:
-    """Return a reference to an environment variable as it was given.
-
-    Raises:
-        ConfigError: it is something else, which would end up in the run's configuration file.
-    """
-    if reference is not None and not _REFERENCE.fullmatch(reference):
-        raise ConfigError(
-            "token must be a reference such as '${env:AGENTRL_SANDBOX_TOKEN}', so that it is "
-            "written to no file; got something else (not shown)"
-        )
-    return reference
-
-
-def resolve_secret(reference: str) -> str:
-    """Return what a reference stands for; raises :class:`SandboxUnavailable` if it is not set."""
-    match = _REFERENCE.fullmatch(reference)
-    name = match[1] if match else ""
-    value = os.environ.get(name)
-    if not value:
-        raise SandboxUnavailable(f"the environment variable {name}, named in token, is not set")
-    return value
 
 
 class Connection:
@@ -67,7 +42,7 @@ class Connection:
         if uds is None and not url.startswith(("http://", "https://")):
             raise ConfigError(f"url must begin with http://, https:// or unix://, got {url!r}")
         self.url = url
-        self._token = check_secret(token)
+        self._token = None if token is None else check_reference("token", token)
         limits = httpx.Limits(max_connections=0, keepalive_expiry=_IDLE_S)  # 0 means no limit
         self._client = httpx.AsyncClient(
             transport=AiohttpTransport(uds=uds, limits=limits),
@@ -96,18 +71,19 @@ class Connection:
             NotConnected: the server was not reached, and has not seen the request.
             SandboxError: anything else: infrastructure.
         """
-        headers = {"content-type": media_type}
+        headers = {"content-type": media_type, "accept-encoding": "identity"}
         if self._token is not None:
-            headers["authorization"] = f"Bearer {resolve_secret(self._token)}"
+            headers["authorization"] = "Bearer " + resolve("token", self._token)
         try:
             async with asyncio.timeout(timeout_s):
-                answer = await self._client.request(
+                async with self._client.stream(
                     method,
                     path,
                     content=body,
                     headers=headers,
                     timeout=httpx.Timeout(None, connect=_CONNECT_S),
-                )
+                ) as answer:
+                    content = await self._read(answer)
         except TimeoutError:
             raise SandboxError(
                 f"the sandbox server at {self.url} did not answer within {timeout_s:g} s"
@@ -117,8 +93,8 @@ class Connection:
         except (aiohttp.ClientError, OSError) as error:
             raise SandboxError(f"lost the sandbox server at {self.url}: {error!r}") from None
         if answer.is_success:
-            return answer.content
-        raise self._refused(answer)
+            return content
+        raise self._refused(answer.status_code, content)
 
     async def ask_json(
         self, method: str, path: str, value: Any = None, *, timeout_s: float
@@ -136,6 +112,15 @@ class Connection:
             )
         return found
 
+    async def _read(self, answer: httpx.Response) -> bytes:
+        """Read a body of bounded length: what answers may be anything."""
+        data = bytearray()
+        async for chunk in answer.aiter_raw():
+            data += chunk
+            if len(data) > _MAX_ANSWER_BYTES:
+                raise SandboxError(f"the sandbox server at {self.url} answered without end")
+        return bytes(data)
+
     def _lost(self, error: httpx.HTTPError) -> SandboxError:
         # The transport gives one class to refused and to broken connections; its cause tells.
         if isinstance(error.__cause__, (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError)):
@@ -145,13 +130,13 @@ class Connection:
             )
         return SandboxError(f"lost the sandbox server at {self.url}: {error!r}")
 
-    def _refused(self, answer: httpx.Response) -> AgentRLError:
+    def _refused(self, status: int, content: bytes) -> AgentRLError:
         try:
-            told = answer.json()["error"]
+            told = json.loads(content)["error"]
             kind, message = str(told["type"]), str(told["message"])
         except (ValueError, KeyError, TypeError, RecursionError):
-            kind, message = "", f"{answer.text[:200]!r}"
-        if answer.status_code == 401:
+            kind, message = "", f"{content[:200]!r}"
+        if status == 401:
             return SandboxUnavailable(
                 f"the sandbox server at {self.url} refuses the token; set token to a reference "
                 "to the variable that holds the server's, as in '${env:AGENTRL_SANDBOX_TOKEN}'"
@@ -160,6 +145,6 @@ class Connection:
             return UnknownHere(message)
         if kind == "unavailable":
             return SandboxUnavailable(message)
-        if kind in _ERRORS and answer.status_code < 500:
+        if kind in _ERRORS and status < 500:
             return _ERRORS[kind](message)
-        return SandboxError(f"the sandbox server answered {answer.status_code}: {message}")
+        return SandboxError(f"the sandbox server answered {status}: {message}")
