@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.sandbox.base import SandboxLimits
 from agentrl_sandboxes.supervised.bootstrap import BOOTSTRAP
-from agentrl_sandboxes.supervised.bootstrap import first_words as first_words
 
 if TYPE_CHECKING:
     from docker import APIClient

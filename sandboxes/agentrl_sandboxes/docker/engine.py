@@ -29,8 +29,8 @@ class EngineLost(SandboxError):
     """The engine does not answer: nothing is known of its containers."""
 
 
-class NoSuchContainer(SandboxError):
-    """The engine answers, and has no such container."""
+class NotThere(SandboxError):
+    """The engine answers, and has nothing of that name."""
 
 
 class EngineRefusal(SandboxError):
@@ -83,7 +83,7 @@ class Engine:
 
         Raises:
             EngineLost: it does not answer, or not in time.
-            NoSuchContainer: the engine has nothing of that name.
+            NotThere: the engine has nothing of that name.
             EngineRefusal: anything else that the engine answers with an error.
         """
         loop = asyncio.get_running_loop()
@@ -131,7 +131,7 @@ def _translate(work: Callable[[APIClient], T], client: APIClient) -> T:
     try:
         return work(client)
     except docker.errors.NotFound as error:
-        raise NoSuchContainer(str(error.explanation or error)) from None
+        raise NotThere(str(error.explanation or error)) from None
     except docker.errors.APIError as error:
         raise EngineRefusal(str(error.explanation or error)) from None
     except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as error:
