@@ -79,6 +79,7 @@ class EpisodeRun:
         self._num_sampled = 0
         self._error: str | None = None
         self._wall_clock_limited = False
+        self._artifacts: dict[str, bytes] = {}
         self._timings_s: dict[str, float] = {}
 
     # ------------------------------------------------------------------ the whole episode
@@ -90,7 +91,7 @@ class EpisodeRun:
         try:
             stop_reason = await self._guarded(self._converse_in_time())
             # Before grading: what the agent left running must not touch what is graded.
-            await self._close_tools()
+            stop_reason = await self._end_tools(stop_reason)
             drift = self._verify()
             if not stop_reason.is_failure:
                 graded = await self._guarded(self._grade())
@@ -389,6 +390,7 @@ class EpisodeRun:
             info=self._info,
             sandboxes=self._loop.sandboxes,
             turn_rewards=[turn.reward for turn in self._turns],
+            artifacts=self._artifacts,
             num_inherited_tokens=0 if self._branch is None else self._branch.num_sampled,
         )
         with self._timed("reward"):
@@ -412,12 +414,20 @@ class EpisodeRun:
         closing.add_done_callback(_closings.discard)
         await asyncio.shield(closing)
 
-    async def _close_tools(self) -> None:
+    async def _end_tools(self, stop_reason: StopReason) -> StopReason:
+        """Close the tools and the workspace; keep the files that are to be graded."""
         await self._tools.close()
+        if self._env.artifacts and not stop_reason.is_failure:
+            taken = await self._guarded(self._workspace.take(self._env.artifacts))
+            if isinstance(taken, StopReason):
+                return taken
+            self._artifacts = taken
         await self._workspace.close()
+        return stop_reason
 
     async def _close_parts(self) -> None:
-        await self._close_tools()
+        await self._tools.close()
+        await self._workspace.close()
         if self._loop.end_session is not None:
             try:
                 async with asyncio.timeout(self._loop.limits.close_timeout_s):

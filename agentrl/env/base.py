@@ -58,6 +58,10 @@ class Episode:
     """The ``info`` of the last ``step`` (of ``reset`` if there was none)."""
     sandboxes: SandboxProvider
     turn_rewards: Sequence[float] = ()
+    artifacts: Mapping[str, bytes] = field(default_factory=dict)
+    """The files of the tools' workspace that ``Env.artifacts`` asks for, by relative path. The
+    workspace had ended, with all that ran in it, before the rubric was asked;
+    :func:`agentrl.sandbox.grading.grade_artifacts` judges them in a fresh sandbox."""
     num_inherited_tokens: int = 0
     """Sampled by the episode that this one branched off from."""
 
@@ -85,6 +89,8 @@ class Env(gymnasium.Env[Any, Any]):
     Class attributes a subclass may set:
 
     * ``tools``: names of registered tools, or paths of YAML specs, that the model may call.
+    * ``artifacts``: patterns (``*.py``, ``src/*``) of the files that the agent is to make in its
+      workspace; the rubric finds them in ``Episode.artifacts``.
     * ``rubric``: gives the outcome reward. Without one, the outcome is 0 and only the rewards of
       ``step`` count; ``info["success"]`` of the last step then says whether it succeeded
       (default: a positive sum of rewards).
@@ -94,6 +100,7 @@ class Env(gymnasium.Env[Any, Any]):
     """
 
     tools: Sequence[str] = ()
+    artifacts: Sequence[str] = ()
     rubric: Rubric | None = None
     sandboxed: ClassVar[bool] = False
     process: ClassVar[bool] = False

@@ -160,6 +160,7 @@ class _LaneEnv:
     def __init__(self, hosts: EnvHosts, lane: Lane, key: int, env_id: str) -> None:
         self.env_id = env_id
         self.tools: tuple[str, ...] = ()
+        self.artifacts: tuple[str, ...] = ()
         self.rubric: HostedRubric | None = None
         self._hosts = hosts
         self._lane = lane
@@ -171,7 +172,7 @@ class _LaneEnv:
 
     async def open(self, source: EnvSource) -> None:
         facts: EnvFacts = await self._call("open", (source,), self._hosts.config.reset_timeout_s)
-        self.tools = facts.tools
+        self.tools, self.artifacts = facts.tools, facts.artifacts
         if facts.has_rubric:
             self.rubric = _LaneRubric(self, facts)
 

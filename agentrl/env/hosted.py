@@ -28,6 +28,7 @@ class Hosted(Protocol):
 
     env_id: str
     tools: tuple[str, ...]
+    artifacts: tuple[str, ...]
     rubric: HostedRubric | None
 
     async def reset(

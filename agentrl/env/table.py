@@ -17,7 +17,7 @@ from typing import Any
 
 from agentrl.env.base import Env, Episode, Observation, Rubric
 from agentrl.env.registry import make_env
-from agentrl.env.validate import check_reset, check_rubric, check_score, check_step, check_tools
+from agentrl.env.validate import check_names, check_reset, check_rubric, check_score, check_step
 from agentrl.errors import AgentRLError, ConfigError, EnvError, RewardError, ToolError
 from agentrl.kwargs import check_kwargs
 from agentrl.types import Action, Score
@@ -49,6 +49,7 @@ class EnvFacts:
     """What the loop needs to know of an environment before the first call."""
 
     tools: tuple[str, ...]
+    artifacts: tuple[str, ...]
     has_rubric: bool
     async_rubric: Rubric | None
     """The rubric itself where its ``score`` is a coroutine: it runs on the caller's event loop."""
@@ -105,14 +106,16 @@ class EnvTable:
             env = source.make()
         if not isinstance(env, Env):
             raise EnvError(f"{name}: {type(env).__name__} is no agentrl.Env")
-        with converted(name, "tools or rubric"):  # either may be a property
-            tools = check_tools(env.tools, env=name)
+        with converted(name, "tools, artifacts or rubric"):  # each may be a property
+            tools = check_names(env.tools, env=name, field="tools")
+            artifacts = check_names(env.artifacts, env=name, field="artifacts")
             rubric = env.rubric
             check_rubric(rubric, env=name)
         self._entries[key] = _Entry(env, name, name)
         is_async = rubric is not None and inspect.iscoroutinefunction(rubric.score)
         return EnvFacts(
             tools=tools,
+            artifacts=artifacts,
             has_rubric=rubric is not None,
             async_rubric=rubric if is_async else None,
         )

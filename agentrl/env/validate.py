@@ -92,17 +92,17 @@ def check_score(value: Any, *, env: str) -> Score:
     )
 
 
-def check_tools(value: Any, *, env: str) -> tuple[str, ...]:
-    """Return the tools that an environment names.
+def check_names(value: Any, *, env: str, field: str) -> tuple[str, ...]:
+    """Return what an environment lists under ``field``.
 
     Raises:
         EnvError: no list of names.
     """
     if not isinstance(value, Sequence) or isinstance(value, str | bytes | bytearray):
-        raise EnvError(f"{env}: tools must be a list of names, got {got(value)}")
+        raise EnvError(f"{env}: {field} must be a list of names, got {got(value)}")
     for name in value:
         if not isinstance(name, str):
-            raise EnvError(f"{env}: tools must be a list of names, but holds {got(name)}")
+            raise EnvError(f"{env}: {field} must be a list of names, but holds {got(name)}")
     return tuple(value)
 
 
@@ -150,10 +150,10 @@ def _check_info(value: Any, *, where: str) -> dict[str, Any]:
 
 __all__ = [
     "REWARD_LIMIT",
+    "check_names",
     "check_reset",
     "check_reward",
     "check_rubric",
     "check_score",
     "check_step",
-    "check_tools",
 ]

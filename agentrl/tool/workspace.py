@@ -16,12 +16,13 @@ is called first: what a model may use does not depend on the order of its calls.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from agentrl.errors import EnvError, SandboxError, ToolError
 from agentrl.sandbox.base import Sandbox, SandboxLimits, SandboxProvider
+from agentrl.sandbox.grading import collect
 
 WORKSPACE = "workspace"
 """Under this name ``Env.tool_state`` is asked for ``{"files": {path: text}}``."""
@@ -84,6 +85,20 @@ class Workspace:
             sandbox, self._sandbox = self._sandbox, None
         if sandbox is not None:
             await sandbox.close()
+
+    async def take(self, patterns: Sequence[str]) -> dict[str, bytes]:
+        """Return the files that match, and end the sandbox with all that runs in it.
+
+        So nothing of the agent's is alive when its work is graded. Empty where no tool ever opened
+        the workspace. See :func:`agentrl.sandbox.grading.collect`.
+
+        Raises:
+            SandboxError: the sandbox failed on our side.
+        """
+        try:
+            return {} if self._sandbox is None else await collect(self._sandbox, patterns)
+        finally:
+            await self.close()
 
     async def _fill(self, sandbox: Sandbox) -> None:
         if self._load_state is None:

@@ -23,7 +23,8 @@ from agentrl.testing import FakeSandboxes, make_tokenizer
 from agentrl.tool.binding import Toolbox
 from agentrl.types import GenerateRequest, Generation, Message, StopReason, ToolCall, Trajectory
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "custom_env" / "env.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLE = EXAMPLES / "custom_env" / "env.py"
 
 
 class Replayed:
@@ -78,6 +79,7 @@ async def play(env_id: str, demos: list[Demonstration], *, sandboxed: bool) -> l
         ("qa", False),
         ("code_sandbox", True),
         (f"{EXAMPLE}:HideAndSeek", False),
+        (f"{EXAMPLES}/graded_files/env.py:WriteProgram", True),
     ],
 )
 def test_a_written_demonstration_is_what_really_happens(env_id: str, sandboxed: bool) -> None:

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from agentrl.env.validate import (
     REWARD_LIMIT,
+    check_names,
     check_reset,
     check_reward,
     check_rubric,
     check_score,
     check_step,
-    check_tools,
 )
 from agentrl.errors import EnvError, RewardError
 from agentrl.types import Score
@@ -162,7 +162,7 @@ def test_turn_rewards_that_are_no_sequence_are_a_reward_error(turn_rewards: Any)
 @pytest.mark.parametrize("tools", [None, 3, "python", {"a": 1}, [None], ["python", 3]])
 def test_tools_that_are_no_names_are_an_environment_error(tools: Any) -> None:
     with pytest.raises(EnvError, match="e: tools must be a list of names"):
-        check_tools(tools, env="e")
+        check_names(tools, env="e", field="tools")
 
 
 @pytest.mark.parametrize("rubric", [3, "score", object(), Score])
