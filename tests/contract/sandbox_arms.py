@@ -12,7 +12,7 @@ import fcntl
 import os
 import subprocess
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +20,9 @@ from typing import Any, TypeVar
 from agentrl_sandboxes.docker import DockerBackend
 from agentrl_sandboxes.docker.image import build_local_image
 from agentrl_sandboxes.local import LocalBackend
+from remote_sandboxes import e2b_backend, serving
 
+from agentrl.errors import SandboxUnavailable
 from agentrl.sandbox.base import SandboxBackend
 
 T = TypeVar("T")
@@ -122,7 +124,27 @@ def docker_arm() -> Iterator[SandboxBackend]:
         yield DockerBackend(base_url=address, image=image, idle_boxes=2)
 
 
+@contextmanager
+def http_arm() -> Iterator[SandboxBackend]:
+    """A sandbox server on this machine, with two workers over bubblewrap."""
+    with serving("--workers", "2") as server:
+        yield server.backend()
+
+
+@contextmanager
+def e2b_arm() -> Iterator[SandboxBackend]:
+    """E2B's official SDK against a stand-in for the service."""
+    with ExitStack() as stack:
+        try:
+            backend = stack.enter_context(e2b_backend())
+        except SandboxUnavailable as error:
+            raise ArmUnavailable(str(error)) from None
+        yield backend
+
+
 ARMS: dict[str, Callable[[], AbstractContextManager[SandboxBackend]]] = {
     "local": local_arm,
     "docker": docker_arm,
+    "http": http_arm,
+    "e2b": e2b_arm,
 }
