@@ -8,7 +8,7 @@ ones too; a name that did not occur has no key. ``tool/*`` are counts over all t
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from agentrl.telemetry.censoring import Fate, censoring_metrics
 from agentrl.telemetry.cut import cut_metrics
 from agentrl.telemetry.environments import environment_metrics, is_flat
-from agentrl.types import Score, ToolStatus, Trajectory, TrajectoryGroup
+from agentrl.types import Score, ToolResult, ToolStatus, Trajectory, TrajectoryGroup
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 UNKNOWN_TOOL = "unknown"
@@ -35,9 +35,9 @@ def trajectory_metrics(
     Returns:
         ``trajectories/{count,failed}``, ``reward/{mean,std,min,max}``, ``reward_parts/<name>``,
         ``success/mean``, ``turns/mean``, ``response_tokens/{mean,sum}``, ``stop_reason/<name>``,
-        ``tool/<name>/{calls,errors,timeouts,infra_errors}``, ``timing_s/tool/<name>`` (mean
-        seconds of a call), ``render/drift`` and ``wall_clock_limited`` (counts). Means of nothing
-        have no key.
+        ``tool/<name>/{calls,errors,timeouts,infra_errors,retries,breaker_open,truncated}``,
+        ``timing_s/{tool,tool_p99}/<name>`` (seconds of a call: mean, and what 99 % stay below),
+        ``render/drift`` and ``wall_clock_limited`` (counts). Means of nothing have no key.
     """
     scored = [trajectory for trajectory in trajectories if trajectory.score is not None]
     return {
@@ -223,19 +223,26 @@ def _stop_reasons(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 def _tool_calls(
     trajectories: Sequence[Trajectory], tools: Collection[str] | None
 ) -> dict[str, float]:
-    calls: dict[str, Counter[ToolStatus]] = {}
-    seconds: defaultdict[str, float] = defaultdict(float)
+    calls: dict[str, list[ToolResult]] = {}
     own_turns = (turn for t in trajectories for turn in t.turns if not turn.inherited)
     for result in (result for turn in own_turns for result in turn.tool_results):
         known = _TOOL_NAME.fullmatch(result.name) and (tools is None or result.name in tools)
         name = result.name if known else UNKNOWN_TOOL
-        calls.setdefault(name, Counter())[result.status] += 1
-        seconds[name] += result.duration_s
+        calls.setdefault(name, []).append(result)
     metrics: dict[str, float] = {}
-    for name, statuses in sorted(calls.items()):
-        metrics[f"tool/{name}/calls"] = statuses.total()
-        metrics[f"tool/{name}/errors"] = statuses[ToolStatus.ERROR]
-        metrics[f"tool/{name}/timeouts"] = statuses[ToolStatus.TIMEOUT]
-        metrics[f"tool/{name}/infra_errors"] = statuses[ToolStatus.INFRA_ERROR]
-        metrics[f"timing_s/tool/{name}"] = seconds[name] / statuses.total()
+    for name, results in sorted(calls.items()):
+        statuses = Counter(result.status for result in results)
+        seconds = np.array([result.duration_s for result in results], np.float64)
+        numbers = {
+            "calls": len(results),
+            "errors": statuses[ToolStatus.ERROR],
+            "timeouts": statuses[ToolStatus.TIMEOUT],
+            "infra_errors": statuses[ToolStatus.INFRA_ERROR],
+            "retries": sum(result.retries for result in results),
+            "breaker_open": sum(result.breaker_open for result in results),
+            "truncated": sum(result.truncated_tokens > 0 for result in results),
+        }
+        metrics |= {f"tool/{name}/{key}": value for key, value in numbers.items()}
+        metrics[f"timing_s/tool/{name}"] = float(seconds.mean())
+        metrics[f"timing_s/tool_p99/{name}"] = float(np.quantile(seconds, 0.99))
     return metrics

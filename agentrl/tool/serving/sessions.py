@@ -198,6 +198,8 @@ class SessionStore:
         binding = self._toolbox.bindings.get(call.name)
         limit_s = binding.spec.limits.timeout_s if binding is not None else 1.0
         with self._running(session):
+            if binding is not None:  # by a deadline of its own; what fails comes up again
+                await session.executor.open(call.name)
             try:
                 async with asyncio.timeout(min(timeout_s or limit_s, limit_s) + _QUEUE_S):
                     result = await session.executor.run(call, timeout_s=timeout_s)

@@ -86,6 +86,21 @@ def test_tool_calls_are_counted_by_status() -> None:
     assert metrics["tool/python/infra_errors"] == 1
 
 
+def test_what_tools_cost_beside_their_answers_is_counted() -> None:
+    item = make_trajectory(seed=0, num_turns=4, tool_status=ToolStatus.OK)
+    results = [result for turn in item.turns for result in turn.tool_results]
+    for index, result in enumerate(results):
+        result.duration_s, result.retries, result.truncated_tokens = 0.1, index, 7 * (index == 1)
+    results[-1].breaker_open, results[-1].duration_s = True, 0.4
+    metrics = trajectory_metrics([item])
+    assert len(results) == 3
+    assert metrics["tool/python/retries"] == 0 + 1 + 2
+    assert metrics["tool/python/truncated"] == 1
+    assert metrics["tool/python/breaker_open"] == 1
+    assert metrics["timing_s/tool/python"] == pytest.approx(0.2)
+    assert 0.2 < metrics["timing_s/tool_p99/python"] <= 0.4
+
+
 def test_invented_tool_names_share_one_key() -> None:
     items = [make_trajectory(seed=0, num_turns=2) for _ in range(3)]
     items[0].turns[0].tool_results[0].name = "rm -rf / \n"
