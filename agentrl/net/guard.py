@@ -85,16 +85,23 @@ class Guard:
         hosts: rules as :meth:`HostRule.parse` reads them; None for every public host. A host that
             is named exactly may have a private or loopback address; nothing else may.
         schemes: of ``http`` and ``https``.
+        private: False takes the exception from names, whose look-up others may decide: only an
+            address that is written out, and ``localhost``, may then be private.
 
     Raises:
         ConfigError: a rule that is none.
     """
 
     def __init__(
-        self, hosts: Sequence[str] | None = None, *, schemes: Sequence[str] = ("http", "https")
+        self,
+        hosts: Sequence[str] | None = None,
+        *,
+        schemes: Sequence[str] = ("http", "https"),
+        private: bool = True,
     ) -> None:
         self._rules = None if hosts is None else tuple(HostRule.parse(host) for host in hosts)
         self._schemes = tuple(schemes)
+        self._private = private
         self._named: set[Address] = set()
 
     def check_url(self, url: str | httpx.URL) -> httpx.URL:
@@ -170,6 +177,8 @@ class Guard:
             )
 
     def _is_named(self, host: str) -> bool:
+        if not self._private and host != "localhost" and _literal(host) is None:
+            return False
         return any(rule.is_exact and rule.host == host for rule in self._rules or ())
 
 

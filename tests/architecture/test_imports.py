@@ -59,7 +59,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"data"},
 }
 # Packs see the protocols, never the machinery that runs them.
-PACK_ALLOWED = BASE | {"env", "tool", "sandbox"}
+PACK_ALLOWED = BASE | {"env", "tool", "sandbox", "net"}
 # Wiring: may import everything.
 TOP = {"launch", "plan", "engines", "rollouts", "cluster", "resume", "playground", "play", "sft"}
 TOP |= {"__init__", "cli", "memory_plan", "doctor", "bench", "limits", "resuming", "sft_start"}

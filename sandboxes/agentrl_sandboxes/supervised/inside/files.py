@@ -9,7 +9,7 @@ import stat
 from . import kernel
 
 _READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-_WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC
+_WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Refused(Exception):
@@ -30,14 +30,43 @@ def read(path: str, work: str, scratch: str, max_bytes: int) -> bytes:
 
 
 def write(path: str, data: bytes, work: str, scratch: str) -> None:
-    """Write a regular file, making its folders; raises :class:`Refused`."""
+    """Write a regular file, making its folders; raises :class:`Refused`.
+
+    Where the disk has no room for it, a file that was there keeps its content, and a new one
+    disappears.
+    """
     root, relative = _split(path, work, scratch)
+    is_new = True
     try:
         _make_parents(root, relative)
-        with _open(root, relative, _WRITE_FLAGS) as file:
-            file.write(data)
+        try:
+            opened = _open(root, relative, _WRITE_FLAGS | os.O_EXCL)
+        except FileExistsError:
+            is_new = False
+            opened = _open(root, relative, _WRITE_FLAGS)
+        with opened as file:
+            try:
+                _replace_content(file.fileno(), data)
+            except OSError:
+                if is_new:
+                    _remove(root, relative)
+                raise
     except (OSError, ValueError) as error:
         raise _refusal(path, error) from None
+
+
+def _replace_content(fd: int, data: bytes) -> None:
+    size_before = os.fstat(fd).st_size
+    try:
+        if data:
+            os.posix_fallocate(fd, 0, len(data))  # all or nothing, before anything is overwritten
+    except OSError:
+        os.ftruncate(fd, size_before)
+        raise
+    written = 0
+    while written < len(data):
+        written += os.pwrite(fd, data[written : written + (1 << 20)], written)
+    os.ftruncate(fd, len(data))
 
 
 def _split(path: str, work: str, scratch: str) -> tuple[str, str]:
@@ -70,6 +99,20 @@ class _open:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+
+
+def _remove(root: str, relative: str) -> None:
+    root_fd = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    folder, name = os.path.split(relative)
+    try:
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+        folder_fd = kernel.open_beneath(root_fd, folder or ".", flags)
+        try:
+            os.unlink(name, dir_fd=folder_fd)
+        finally:
+            os.close(folder_fd)
+    finally:
+        os.close(root_fd)
 
 
 def _make_parents(root: str, relative: str) -> None:

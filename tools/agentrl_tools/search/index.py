@@ -1,0 +1,71 @@
+"""What an index is, and the one instance of each that a process holds."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from agentrl.errors import ConfigError
+from agentrl_tools.search import fts5, tantivy_index
+from agentrl_tools.search.corpus import Document, read_corpus
+
+_MAX_TERMS = 32
+_WORD = re.compile(r"\w+")
+
+
+class Index(Protocol):
+    """A corpus that can be searched from any thread."""
+
+    def search(self, terms: Sequence[str], limit: int) -> list[Document]:
+        """Return documents with any of the terms, the best first; ties in corpus order."""
+        ...
+
+    def get(self, document_id: str) -> Document | None:
+        """Return a document by its id."""
+        ...
+
+
+ENGINES: dict[str, tuple[Callable[..., None], Callable[[Path], Index]]] = {
+    "fts5": (fts5.build, fts5.Fts5Index),
+    "tantivy": (tantivy_index.build, tantivy_index.TantivyIndex),
+}
+"""Name to ``build(documents, path)`` and ``open(path)``."""
+
+_opened: dict[tuple[str, str, int], Index] = {}
+_folders: list[tempfile.TemporaryDirectory[str]] = []
+_lock = threading.Lock()
+
+
+def terms_of(query: str) -> list[str]:
+    """Return the distinct words of a query: whatever else it holds is no syntax."""
+    words = (word.lower() for word in _WORD.findall(query))
+    return list(dict.fromkeys(words))[:_MAX_TERMS]
+
+
+def open_index(*, engine: str, corpus: Path | None, index: Path | None) -> Index:
+    """Return the index at a path, or that of a corpus, which is built for this process.
+
+    Raises:
+        ConfigError: an unknown engine, or one whose package is missing.
+        DataError: a corpus or an index that cannot be used.
+    """
+    if engine not in ENGINES:
+        raise ConfigError(f"engine={engine!r}; known: {', '.join(ENGINES)}")
+    build, load = ENGINES[engine]
+    source = index if index is not None else corpus
+    assert source is not None, "one of them is given"
+    changed = source.stat().st_mtime_ns if source.exists() else 0
+    key = (engine, str(source.resolve()), changed)
+    with _lock:  # building once is worth waiting for
+        if key not in _opened:
+            if index is None:
+                folder = tempfile.TemporaryDirectory(prefix="agentrl-search-")
+                _folders.append(folder)  # removed when the process ends
+                index = Path(folder.name) / "index"
+                build(read_corpus(source), index)
+            _opened[key] = load(index)
+        return _opened[key]

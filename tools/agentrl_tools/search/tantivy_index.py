@@ -1,0 +1,85 @@
+"""An index in a folder, with tantivy: for runs that search often."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import ConfigError, DataError
+from agentrl.extras import missing_extra
+from agentrl_tools.search.corpus import Document
+
+_TITLE_WEIGHT = 2.0
+_WRITER_BYTES = 128 << 20
+
+
+def build(documents: Iterable[Document], path: Path) -> None:
+    """Write an index.
+
+    Raises:
+        ConfigError: the package is missing.
+        DataError: there is a folder already, or it cannot be written.
+    """
+    tantivy = _module()
+    if path.exists():
+        raise DataError(f"{path} exists already; remove it or name another folder")
+    schema = tantivy.SchemaBuilder()
+    schema.add_text_field("id", stored=True, tokenizer_name="raw")
+    for name in ("title", "text"):
+        schema.add_text_field(name, stored=True, tokenizer_name="en_stem")
+    try:
+        path.mkdir(parents=True)
+        index = tantivy.Index(schema.build(), path=str(path))
+        # One thread, so that documents, and with them ties, stay in corpus order.
+        writer = index.writer(_WRITER_BYTES, num_threads=1)
+        for document in documents:
+            writer.add_document(
+                tantivy.Document(id=document.id, title=document.title, text=document.text)
+            )
+        writer.commit()
+        writer.wait_merging_threads()
+    except (OSError, ValueError) as error:
+        raise DataError(f"the index {path} cannot be written: {error}") from error
+
+
+class TantivyIndex:
+    """Reads an index, from any thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._tantivy = _module()
+        try:
+            self._index = self._tantivy.Index.open(str(path))
+            self._searcher = self._index.searcher()
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path} is no index of the engine tantivy: {error}") from error
+
+    def search(self, terms: Sequence[str], limit: int) -> list[Document]:
+        """See :class:`agentrl_tools.search.index.Index`."""
+        query = self._index.parse_query(
+            " ".join(f'"{term}"' for term in terms),  # words only: nothing in them needs escaping
+            ["title", "text"],
+            field_boosts={"title": _TITLE_WEIGHT},
+        )
+        return self._documents(query, limit)
+
+    def get(self, document_id: str) -> Document | None:
+        """See :class:`agentrl_tools.search.index.Index`."""
+        query = self._tantivy.Query.term_query(self._index.schema, "id", document_id)
+        found = self._documents(query, 1)
+        return found[0] if found else None
+
+    def _documents(self, query: Any, limit: int) -> list[Document]:
+        hits = self._searcher.search(query, limit, count=False).hits
+        stored = (self._searcher.doc(address) for _, address in hits)
+        return [
+            Document(*(str(row.get_first(f)) for f in ("id", "title", "text"))) for row in stored
+        ]
+
+
+def _module() -> Any:
+    try:
+        import tantivy
+    except ImportError as error:
+        raise ConfigError(missing_extra("search", "engine: tantivy")) from error
+    return tantivy
