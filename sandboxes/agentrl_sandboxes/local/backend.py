@@ -6,13 +6,13 @@ import asyncio
 import itertools
 import os
 import socket
-from collections import deque
 from dataclasses import asdict
 from typing import Any
 
 from agentrl.errors import SandboxError, SandboxUnavailable
-from agentrl.sandbox.base import SandboxLimits, SandboxReport
-from agentrl_sandboxes.local.cgroup import BoxesGroup
+from agentrl.sandbox.base import SandboxLimits, SandboxReport, SandboxStatus
+from agentrl_sandboxes.local.cgroup import BoxesGroup, sweep_groups
+from agentrl_sandboxes.local.idle import IdleBoxes
 from agentrl_sandboxes.local.launcher import ZygoteProcess, find_bwrap, find_python
 from agentrl_sandboxes.supervised.box import SupervisedSandbox
 from agentrl_sandboxes.supervised.channel import SocketChannel
@@ -21,6 +21,10 @@ from agentrl_sandboxes.supervised.limits import check_limits
 _START_S = 20.0
 _CREATE_S = 10.0
 _MAX_TASKS = 16_384
+# Beside the memory of its programs, a group counts files (twice the disk) and our own processes.
+_OWN_MEMORY_MB = 32
+# The kernel's limit stands above the watched one, like that per user in `inside/children`.
+_TASK_FACTOR, _OWN_TASKS = 2, 8
 _NAMESPACES = ("user", "pid", "mnt", "net", "ipc", "uts", "cgroup")
 
 
@@ -28,7 +32,8 @@ class LocalBackend:
     """Sandboxes in namespaces of this machine, by bubblewrap. Needs no rights of its own.
 
     Args:
-        idle_boxes: boxes kept forked in advance; each is used once, like any other.
+        idle_boxes: boxes kept forked in advance for each of the sets of limits asked for last;
+            each is used once, like any other.
         total_memory_mb: memory of all boxes together, enforced where a control group can be
             made; half of the machine's if None.
     """
@@ -36,10 +41,7 @@ class LocalBackend:
     def __init__(self, *, idle_boxes: int = 4, total_memory_mb: int | None = None) -> None:
         machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self._total_bytes = (total_memory_mb << 20) if total_memory_mb else machine_bytes // 2
-        self._idle_target = idle_boxes
-        self._idle: deque[SupervisedSandbox] = deque()
-        self._idle_limits: SandboxLimits | None = None
-        self._refill: asyncio.Task[None] | None = None
+        self._idle = IdleBoxes(self._open_ahead, idle_boxes)
         self._zygote: ZygoteProcess | None = None
         self._group: BoxesGroup | None = None
         self._starting = asyncio.Lock()
@@ -51,7 +53,8 @@ class LocalBackend:
         """How often the zygote died and was replaced."""
 
     async def start(self) -> None:
-        """Start the zygote and read back, from a first box, what holds in there."""
+        """Clean up after dead owners, start the zygote, read back from a box what holds there."""
+        sweep_groups()
         zygote = await self._living_zygote()
         try:
             box, self._facts = await self._open(zygote, SandboxLimits(), probe=True)
@@ -68,19 +71,15 @@ class LocalBackend:
         if self._closed:
             raise SandboxError("the sandbox backend is closed")
         zygote = await self._living_zygote()
-        box = await self._take_idle(limits)
+        box = self._idle.take(limits)
         if box is None:
             box, _ = await self._open(zygote, limits, probe=False)
-        if self._idle_target and (self._refill is None or self._refill.done()):
-            self._refill = asyncio.create_task(self._fill_idle())
         return box
 
     async def close(self) -> None:
         """Close every box, then the zygote."""
         self._closed = True
-        if self._refill is not None:
-            self._refill.cancel()
-            await asyncio.gather(self._refill, return_exceptions=True)
+        await self._idle.close()
         await asyncio.gather(*(box.close() for box in list(self._boxes.values())))
         await self._stop_zygote()
 
@@ -89,13 +88,16 @@ class LocalBackend:
         if not self._facts:
             raise SandboxError("the report is read back from a box: start the backend first")
         group = self._group.enforced() if self._group else {}
-        per_box = "summed by the supervisor; RLIMIT_AS per process"
+        per_box = self._group.enforced_per_box() if self._group else {}
         limits = {
             "wall": "supervisor: interrupt, then kill",
             "cpu": "RLIMIT_CPU per process",
-            "memory": f"{per_box}; all boxes: {group.get('memory', 'not bounded')}",
-            "processes": "counted by the supervisor; RLIMIT_NPROC per box; all boxes: "
-            + group.get("pids", "not bounded"),
+            "memory": "summed by the supervisor; RLIMIT_AS per process; "
+            f"each box: {per_box.get('memory', 'no control group')}; "
+            f"all boxes: {group.get('memory', 'not bounded')}",
+            "processes": "counted by the supervisor; RLIMIT_NPROC per box; "
+            f"each box: {per_box.get('pids', 'no control group')}; "
+            f"all boxes: {group.get('pids', 'not bounded')}",
             "disk": "tmpfs size: " + self._facts["mounts"].get("/box", ["", "not mounted"])[1],
             "output": "supervisor: truncate, then kill",
         }
@@ -104,6 +106,11 @@ class LocalBackend:
             warned.append(
                 "no memory control group can be made here: the memory of a box is bounded by "
                 "counting every 50 ms, and that of all boxes together is not"
+            )
+        elif "memory" not in per_box:
+            warned.append(
+                "no memory control group per box can be made here: the memory of a box is bounded "
+                "by counting every 50 ms"
             )
         return SandboxReport(
             backend="local", isolation=self._isolation(), limits=limits, warnings=tuple(warned)
@@ -152,47 +159,30 @@ class LocalBackend:
             self._group.remove()
             self._group = None
 
-    async def _take_idle(self, limits: SandboxLimits) -> SupervisedSandbox | None:
-        if self._idle_limits != limits:
-            stale, self._idle = self._idle, deque()
-            self._idle_limits = limits
-            await asyncio.gather(*(box.close() for box in stale))
-        while self._idle:
-            box = self._idle.popleft()
-            if not box.ended:
-                return box
-            await box.close()
-        return None
-
-    async def _fill_idle(self) -> None:
-        """Fork boxes ahead of need; a failure here shows again where a box is asked for."""
-        while not self._closed and len(self._idle) < self._idle_target:
-            limits, zygote = self._idle_limits, self._zygote
-            if limits is None or zygote is None:
-                return
-            try:
-                box, _ = await self._open(zygote, limits, probe=False)
-            except SandboxError:
-                return
-            if limits == self._idle_limits and not self._closed:
-                self._idle.append(box)
-            else:
-                await box.close()
+    async def _open_ahead(self, limits: SandboxLimits) -> SupervisedSandbox:
+        zygote = self._zygote
+        if zygote is None or self._closed:
+            raise SandboxError("the sandbox backend is closed")
+        box, _ = await self._open(zygote, limits, probe=False)
+        return box
 
     async def _open(
         self, zygote: ZygoteProcess, limits: SandboxLimits, *, probe: bool
     ) -> tuple[SupervisedSandbox, dict[str, Any]]:
-        box_id = next(self._ids)
-        try:
-            near, far = socket.socketpair()
-        except OSError as error:
-            raise SandboxError(
-                f"no channel for a sandbox: {error}; each open one takes a file descriptor here, "
-                "see `ulimit -n`"
-            ) from None
+        box_id, groups = next(self._ids), self._group
+        near, far = _make_channel()
+        group = None
 
         async def release() -> None:
             self._boxes.pop(box_id, None)
+            if groups is not None and group is not None:
+                groups.return_box_group(group)
+
+        async def look_into_death() -> tuple[SandboxStatus, str]:
+            if group is not None and group.oom_kills():
+                reason = f"Memory limit of {limits.memory_mb} MB exceeded; the sandbox is gone."
+                return SandboxStatus.OOM, reason
+            return SandboxStatus.SANDBOX_DEAD, "The sandbox died during this call."
 
         box = SupervisedSandbox(
             SocketChannel(near),
@@ -200,15 +190,45 @@ class LocalBackend:
             kill=lambda: zygote.kill_box(box_id),
             release=release,
             has_witness=True,
+            autopsy=look_into_death,
         )
         self._boxes[box_id] = box
         message = {"op": "create", "id": box_id, "limits": asdict(limits), "probe": probe}
+        fds: list[int] = []
         try:
-            await zygote.send(message, far.fileno(), _CREATE_S)
+            if groups is not None:
+                group = groups.make_box_group(box_id, _group_limits(limits))
+                fds, events_fd = group.open_files()
+                message |= {"joins": len(fds), "events": events_fd is not None}
+                fds += [] if events_fd is None else [events_fd]
+            await zygote.send(message, [far.fileno(), *fds], _CREATE_S)
             far.close()
             facts = await box.hello(_CREATE_S)
-        except BaseException:
+        except BaseException as error:
             far.close()
             await box.close()
+            if isinstance(error, OSError):
+                raise SandboxError(f"no control group for a sandbox: {error}") from None
             raise
+        finally:
+            for fd in fds:
+                os.close(fd)
         return box, facts
+
+
+def _make_channel() -> tuple[socket.socket, socket.socket]:
+    try:
+        return socket.socketpair()
+    except OSError as error:
+        raise SandboxError(
+            f"no channel for a sandbox: {error}; each open one takes a file descriptor here, "
+            "see `ulimit -n`"
+        ) from None
+
+
+def _group_limits(limits: SandboxLimits) -> dict[str, int]:
+    """Limits of a box's control group by controller."""
+    return {
+        "memory": (limits.memory_mb + 2 * limits.disk_mb + _OWN_MEMORY_MB) << 20,
+        "pids": _TASK_FACTOR * limits.max_processes + _OWN_TASKS,
+    }

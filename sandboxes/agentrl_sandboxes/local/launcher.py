@@ -162,8 +162,8 @@ class ZygoteProcess:
         except OSError:
             return False
 
-    async def send(self, message: dict[str, Any], fd: int, timeout_s: float) -> None:
-        """Send a control message with a descriptor.
+    async def send(self, message: dict[str, Any], fds: list[int], timeout_s: float) -> None:
+        """Send a control message with descriptors.
 
         Raises:
             SandboxError: the zygote is gone, or did not take it in time.
@@ -173,7 +173,7 @@ class ZygoteProcess:
             async with asyncio.timeout(timeout_s):
                 while True:
                     try:
-                        socket.send_fds(self._control, [data], [fd])
+                        socket.send_fds(self._control, [data], fds)
                         return
                     except BlockingIOError:
                         await asyncio.sleep(0.002)

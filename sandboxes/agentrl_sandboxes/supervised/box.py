@@ -131,6 +131,10 @@ class SupervisedSandbox:
 
     async def write(self, path: str, data: bytes) -> None:
         """Write a file; raises :class:`ToolError` if the path leads out or the disk is full."""
+        if len(data) > self._limits.disk_mb << 20:
+            raise ToolError(
+                f"{path!r:.200}: {len(data)} bytes do not fit a disk of {self._limits.disk_mb} MB"
+            )
         await self._transfer({"op": "write", "path": path}, data)
 
     async def close(self) -> None:
@@ -211,10 +215,10 @@ class SupervisedSandbox:
 
     async def _explain(self, closed: ChannelClosed) -> BoxDied:
         """Return how the box died; raises :class:`SandboxError` if that was no fault of its."""
-        if self._autopsy is not None:
-            return BoxDied(*await self._autopsy())
         if not closed.witnessed:
             raise SandboxError("the process that holds all sandboxes has died")
+        if self._autopsy is not None:
+            return BoxDied(*await self._autopsy())
         return BoxDied(SandboxStatus.SANDBOX_DEAD, "The sandbox died during this call.")
 
     async def _receive(self) -> tuple[dict[str, Any], bytes]:

@@ -19,6 +19,7 @@ _CLAIMS = {
     "pids": SandboxStatus.PIDS_LIMIT,
     "interrupted": SandboxStatus.TIMEOUT,
 }
+_MAX_ERROR_CHARS = 10_000
 _LOST = "The interpreter was replaced: names defined by earlier cells are gone."
 
 
@@ -66,7 +67,7 @@ def _set_status(
     if verdict in reasons:
         result.status, result.error = reasons[verdict]
     elif report:
-        _apply_claim(result, report)
+        _apply_claim(result, report, limits)
     elif result.exit_code is not None:
         _apply_exit(result, limits)
     if verdict == "done" and result.exit_code is not None and result.state_lost:
@@ -76,7 +77,7 @@ def _set_status(
         )
 
 
-def _apply_claim(result: ExecResult, report: bytes) -> None:
+def _apply_claim(result: ExecResult, report: bytes, limits: SandboxLimits) -> None:
     try:
         claim = wire.parse_header(report)
     except wire.FrameError as error:
@@ -88,8 +89,9 @@ def _apply_claim(result: ExecResult, report: bytes) -> None:
         result.status = SandboxStatus.OK if code == 0 else SandboxStatus.ERROR
     else:
         result.status = _CLAIMS.get(str(kind), SandboxStatus.ERROR)
-    result.result = _text_or_none(claim.get("result"))
-    result.error = _text_or_none(claim.get("error"))
+    most = limits.output_bytes + _MAX_ERROR_CHARS
+    result.result = _text_or_none(claim.get("result"), most)
+    result.error = _text_or_none(claim.get("error"), most)
     if kind == "exit" and result.status is SandboxStatus.ERROR and result.error is None:
         result.error = f"SystemExit: {result.exit_code}"
 
@@ -120,5 +122,6 @@ def _decode(data: bytes, cut: int) -> str:
     return f"{text}\n... [{cut} bytes cut]" if cut else text
 
 
-def _text_or_none(value: object) -> str | None:
-    return value if isinstance(value, str) else None
+def _text_or_none(value: object, max_chars: int) -> str | None:
+    """An honest interpreter stays below the bound; a forged report may not."""
+    return value[:max_chars] if isinstance(value, str) else None

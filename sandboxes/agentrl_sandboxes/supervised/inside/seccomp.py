@@ -110,13 +110,6 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "sysfs": (139, None),
 }
 _CLONE3 = 435
-_CLONE = {"x86_64": 56, "aarch64": 220}
-_IOCTL = {"x86_64": 16, "aarch64": 29}
-_PRLIMIT64 = {"x86_64": 302, "aarch64": 261}
-_SETPRIORITY = {"x86_64": 141, "aarch64": 140}
-_SETAFFINITY = {"x86_64": 203, "aarch64": 122}
-_SETRLIMIT = {"x86_64": 160, "aarch64": 164}
-_SETSOCKOPT = {"x86_64": 54, "aarch64": 208}
 _PRIO_USER, _RLIMIT_CORE = 2, 4
 # Either makes the kernel give a socket a name of its own at the next send.
 _SO_PASSCRED, _SO_PASSPIDFD = 16, 76
@@ -138,45 +131,47 @@ def _low_word(argument: int) -> int:
     return _OFFSET_ARGS + 8 * argument
 
 
-def _deny_call(number: int, error: int = _EPERM) -> bytes:
-    return _op(_JUMP_EQUAL, number, 0, 1) + _deny(error)
+def _deny_if(argument: int, test: int, operand: int, error: int = _EPERM) -> bytes:
+    """Deny if an argument (its low 32 bits) passes a test; else go on."""
+    return _op(_LOAD, _low_word(argument)) + _op(test, operand, 0, 1) + _deny(error)
 
 
-def _deny_if(number: int, argument: int, test: int, operand: int, error: int = _EPERM) -> bytes:
-    """Deny a call whose argument (its low 32 bits) passes a test; else load the number again."""
+def _deny_other_process(argument: int) -> bytes:
+    """Deny if an argument names any process but the caller (0); else go on."""
+    return _op(_LOAD, _low_word(argument)) + _op(_JUMP_EQUAL, 0, 1, 0) + _deny()
+
+
+def _ignore_change_of(limit: int) -> bytes:
+    """Let prlimit64 do nothing where it would set this limit (its third argument is no null)."""
     return (
-        _op(_JUMP_EQUAL, number, 0, 4)
-        + _op(_LOAD, _low_word(argument))
-        + _op(test, operand, 0, 1)
-        + _deny(error)
-        + _op(_LOAD, _OFFSET_NUMBER)
-    )
-
-
-def _deny_other_process(number: int, argument: int) -> bytes:
-    """Deny a call that names any process but the caller (0)."""
-    return (
-        _op(_JUMP_EQUAL, number, 0, 4)
-        + _op(_LOAD, _low_word(argument))
-        + _op(_JUMP_EQUAL, 0, 1, 0)
-        + _deny()
-        + _op(_LOAD, _OFFSET_NUMBER)
-    )
-
-
-def _ignore_prlimit(number: int, limit: int) -> bytes:
-    """Let a change of one limit (a second argument and a pointer as third) do nothing."""
-    return (
-        _op(_JUMP_EQUAL, number, 0, 8)
-        + _op(_LOAD, _low_word(1))
+        _op(_LOAD, _low_word(1))
         + _op(_JUMP_EQUAL, limit, 0, 5)
         + _op(_LOAD, _low_word(2))
         + _op(_JUMP_EQUAL, 0, 0, 2)
         + _op(_LOAD, _low_word(2) + 4)
         + _op(_JUMP_EQUAL, 0, 1, 0)
         + _deny(0)
-        + _op(_LOAD, _OFFSET_NUMBER)
     )
+
+
+# Calls allowed but for some arguments: (x86_64, aarch64) numbers, and tests in a row.
+_TESTED: tuple[tuple[tuple[int, int], tuple[bytes, ...]], ...] = (
+    ((56, 220), (_deny_if(0, _JUMP_SET, _CLONE_NAMESPACES),)),  # clone
+    # ioctl
+    ((16, 29), (_deny_if(1, _JUMP_EQUAL, _TIOCSTI), _deny_if(1, _JUMP_EQUAL, _TIOCLINUX))),
+    # Limits, priority and processors of the supervisor, which runs under the same user id.
+    # A core limit of 1 keeps crashes from the host's crash handler, one of 0 would not. To lower
+    # it "succeeds" without effect: programs do so with good intent.
+    ((302, 261), (_deny_other_process(0), _ignore_change_of(_RLIMIT_CORE))),  # prlimit64
+    ((160, 164), (_deny_if(0, _JUMP_EQUAL, _RLIMIT_CORE, 0),)),  # setrlimit
+    ((141, 140), (_deny_other_process(1), _deny_if(0, _JUMP_EQUAL, _PRIO_USER))),  # setpriority
+    ((203, 122), (_deny_other_process(0),)),  # sched_setaffinity
+    # setsockopt
+    (
+        (54, 208),
+        (_deny_if(2, _JUMP_EQUAL, _SO_PASSCRED), _deny_if(2, _JUMP_EQUAL, _SO_PASSPIDFD)),
+    ),
+)
 
 
 def build_filter(machine: str) -> bytes:
@@ -190,30 +185,36 @@ def build_filter(machine: str) -> bytes:
             f"no system-call table for {machine!r}; supported: {', '.join(_AUDIT_ARCH)}"
         )
     column = 0 if machine == "x86_64" else 1
+    rules = {n[column]: _deny() for n in _DENIED.values() if n[column] is not None}
+    rules |= {numbers[column]: b"".join(tests) + _op(_RETURN, _ALLOW) for numbers, tests in _TESTED}
+    # clone3 hides its flags behind a pointer; libc falls back to clone on ENOSYS.
+    rules[_CLONE3] = _deny(_ENOSYS)
     program = _op(_LOAD, _OFFSET_ARCH)
     # Another ABI (32-bit int 0x80) has other numbers: nothing of it is allowed.
     program += _op(_JUMP_EQUAL, _AUDIT_ARCH[machine], 1, 0) + _deny(_ENOSYS)
     program += _op(_LOAD, _OFFSET_NUMBER)
     if machine == "x86_64":
         program += _op(_JUMP_GE, _X32_BIT, 0, 1) + _deny(_ENOSYS)
-    for numbers in _DENIED.values():
-        number = numbers[column]
-        if number is not None:
-            program += _deny_call(number)
-    # clone3 hides its flags behind a pointer; libc falls back to clone on ENOSYS.
-    program += _deny_call(_CLONE3, _ENOSYS)
-    program += _deny_if(_CLONE[machine], 0, _JUMP_SET, _CLONE_NAMESPACES)
-    program += _deny_if(_IOCTL[machine], 1, _JUMP_EQUAL, _TIOCSTI)
-    program += _deny_if(_IOCTL[machine], 1, _JUMP_EQUAL, _TIOCLINUX)
-    # Limits and priority of the supervisor, which runs under the same user id.
-    program += _deny_other_process(_PRLIMIT64[machine], 0)
-    program += _deny_other_process(_SETPRIORITY[machine], 1)
-    program += _deny_if(_SETPRIORITY[machine], 0, _JUMP_EQUAL, _PRIO_USER)
-    program += _deny_other_process(_SETAFFINITY[machine], 0)
-    for option in (_SO_PASSCRED, _SO_PASSPIDFD):
-        program += _deny_if(_SETSOCKOPT[machine], 2, _JUMP_EQUAL, option)
-    # A core limit of 1 keeps crashes from the host's crash handler, one of 0 would not. To lower
-    # it "succeeds" without effect: programs do so with good intent.
-    program += _deny_if(_SETRLIMIT[machine], 0, _JUMP_EQUAL, _RLIMIT_CORE, 0)
-    program += _ignore_prlimit(_PRLIMIT64[machine], _RLIMIT_CORE)
-    return program + _op(_RETURN, _ALLOW)
+    return program + _search(_ranges(rules))
+
+
+def _ranges(rules: dict[int | None, bytes]) -> list[tuple[int, bytes]]:
+    """Rules by number as (first number, what to do from there on), neighbours merged."""
+    allow = _op(_RETURN, _ALLOW)
+    found = [(0, allow)]
+    for number in sorted(n for n in rules if n is not None):
+        for start, action in ((number, rules[number]), (number + 1, allow)):
+            if found[-1][0] == start:
+                found.pop()
+            if not found or found[-1][1] != action:
+                found.append((start, action))
+    return found
+
+
+def _search(ranges: list[tuple[int, bytes]]) -> bytes:
+    """A binary search for the number's range: the kernel runs it over all numbers per box."""
+    if len(ranges) == 1:
+        return ranges[0][1]
+    middle = len(ranges) // 2
+    below, above = _search(ranges[:middle]), _search(ranges[middle:])
+    return _op(_JUMP_GE, ranges[middle][0], len(below) // 8, 0) + below + above
