@@ -114,11 +114,18 @@ class ToolExecutor:
             asyncio.ensure_future(self._result(call, refusal))
             for call, refusal in zip(calls, refusals, strict=True)
         ]
+        num_before = len(results)
         try:
             for task in tasks:
                 results.append(await task)
                 if results[-1].status is ToolStatus.INFRA_ERROR:
                     break
+        except BaseException:
+            for task in tasks[len(results) - num_before :]:
+                if not task.done() or task.cancelled() or task.exception() is not None:
+                    break
+                results.append(task.result())
+            raise
         finally:
             for task in tasks:
                 task.cancel()

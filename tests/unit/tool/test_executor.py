@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ from typing import Any
 import pytest
 
 from agentrl.agent.renderer import Renderer
-from agentrl.errors import InfrastructureError
+from agentrl.errors import InfrastructureError, ToolUnavailable
 from agentrl.testing import FakeSandboxes, make_tokenizer
 from agentrl.tool.base import ToolContext
 from agentrl.tool.binding import Toolbox
+from agentrl.tool.breaker import BreakerConfig
 from agentrl.tool.executor import ToolExecutor
 from agentrl.types import ToolCall, ToolResult, ToolStatus
 
@@ -28,11 +30,22 @@ idempotent: {idempotent}
 limits: {limits}
 """
 IMPL = """
-import asyncio, threading, time
+import asyncio, threading
+from agentrl.tool.base import ToolReply
 from agentrl.errors import InfrastructureError, SandboxError, ToolError
 
 EVENTS = []
 RELEASE = threading.Event()
+
+class Futures(dict):
+    def __missing__(self, key):
+        self[key] = asyncio.get_running_loop().create_future()
+        return self[key]
+
+WAITING = Futures()
+
+async def function(x=None):
+    return await act(x, 0)
 
 class Async:
     async def open(self, context):
@@ -57,6 +70,15 @@ async def act(x, count):
     if x == "big": return "word " * 40_000_000
     if x == "surrogate": return "half \\ud800 pair"
     if x == "object": return object()
+    if x == "rows": return {"rows": [["cell"] * 1000] * 40_000, "more": "x" * 200_000_000}
+    if x == "nested": return {"a": [1, None, True, 0.5], "b": {"c": 'q"'}, "d": ()}
+    if x == "paid": return ToolReply(content="seen", cut_chars=9_000)
+    if isinstance(x, str) and x.startswith("at "):
+        EVENTS.append(("begin", x)); await asyncio.sleep(0); await asyncio.sleep(0)
+        EVENTS.append(("end", x))
+    if isinstance(x, str) and x.startswith("wait"):
+        EVENTS.append(("begin", x))
+        await WAITING[x]
     return x
 
 class Sync:
@@ -83,22 +105,33 @@ class Bench:
     """One tool in a folder, and a fresh executor for it."""
 
     def __init__(
-        self, folder: Path, target: str = "Async", limits: str = "{}", idempotent: bool = False
+        self,
+        folder: Path,
+        target: str = "Async",
+        limits: str = "{}",
+        idempotent: bool = False,
+        close_timeout_s: float = 30.0,
+        breaker: BreakerConfig | None = None,
     ) -> None:
         (folder / "impl.py").write_text(IMPL)
         yaml = YAML.format(target=target, limits=limits, idempotent=str(idempotent).lower())
         yaml = yaml.replace("{x: {}}", "{x: {anyOf: [{type: string}, {type: number}, "
                             "{type: array, items: {type: number}}]}}")  # fmt: skip
         (folder / "t.yaml").write_text(yaml)
-        self.toolbox = Toolbox([str(folder / "t.yaml")])
-        self.module = inspect.getmodule(type(self.toolbox.bindings["t"].make()))
+        self.toolbox = Toolbox([str(folder / "t.yaml")], breaker=breaker)
+        self._close_timeout_s = close_timeout_s
+        made: Any = self.toolbox.bindings["t"].make()
+        self.module = inspect.getmodule(made.call if target == "function" else type(made))
         assert self.module is not None
         self.events: list[Any] = self.module.EVENTS
         self.num_contexts = 0
 
     def executor(self) -> ToolExecutor:
         return ToolExecutor(
-            self.toolbox, make_context=self._context, cut=CODEC.cut, close_timeout_s=0.3
+            self.toolbox,
+            make_context=self._context,
+            cut=CODEC.cut,
+            close_timeout_s=self._close_timeout_s,
         )
 
     def run(self, *calls: Any) -> list[ToolResult]:
@@ -110,6 +143,18 @@ class Bench:
                 ]
             finally:
                 await executor.close()
+
+        return asyncio.run(asyncio.wait_for(main(), 60))
+
+    def run_turn(self, *xs: Any) -> list[ToolResult]:
+        async def main() -> list[ToolResult]:
+            executor = self.executor()
+            results: list[ToolResult] = []
+            try:
+                await executor.run_turn([call(x) for x in xs], results)
+            finally:
+                await executor.close()
+            return results
 
         return asyncio.run(asyncio.wait_for(main(), 60))
 
@@ -246,7 +291,7 @@ def test_a_tool_that_cannot_open_is_our_failure(tmp_path: Path):
 
 @pytest.mark.parametrize("target", ["HangingClose", "BadClose"])
 def test_a_tool_that_cannot_close_does_not_hold_the_trajectory(tmp_path: Path, target: str):
-    bench = Bench(tmp_path, target)
+    bench = Bench(tmp_path, target, close_timeout_s=0.2)
     (result,) = bench.run(1)
     assert result.status is ToolStatus.OK
     assert bench.module is not None
@@ -306,3 +351,146 @@ def test_cancelling_a_call_still_closes_the_tool(tmp_path: Path):
 
     asyncio.run(asyncio.wait_for(main(), 30))
     assert [event[0] for event in bench.events] == ["open", "close"]
+
+
+# ----------------------------------------------------------------------------- turns
+
+
+def test_calls_of_one_turn_overlap_where_the_tool_is_a_function(tmp_path: Path):
+    bench = Bench(tmp_path, "function")
+    results = bench.run_turn("at 1", "at 2", "at 3")
+    assert [r.content for r in results] == ["at 1", "at 2", "at 3"]
+    assert [e[0] for e in bench.events] == ["begin"] * 3 + ["end"] * 3
+
+
+def test_calls_of_one_turn_run_in_order_where_the_tool_keeps_state(tmp_path: Path):
+    bench = Bench(tmp_path)
+    results = bench.run_turn("at 1", "at 2", "count")
+    assert [r.content for r in results] == ["at 1", "at 2", "3"]
+    kept = [e for e in bench.events if e[0] in ("begin", "end")]
+    assert kept == [("begin", "at 1"), ("end", "at 1"), ("begin", "at 2"), ("end", "at 2")]
+    assert [e[0] for e in bench.events].count("open") == 1
+
+
+def test_answers_keep_the_order_of_the_calls_whichever_ends_first(tmp_path: Path):
+    bench = Bench(tmp_path, "function")
+
+    async def main() -> list[ToolResult]:
+        executor = bench.executor()
+        results: list[ToolResult] = []
+        turn = asyncio.create_task(
+            executor.run_turn([call("wait 1"), call("wait 2"), call("mistake")], results)
+        )
+        while len(bench.events) < 2:
+            await asyncio.sleep(0)
+        assert bench.module is not None
+        for name in ("wait 2", "wait 1"):
+            bench.module.WAITING[name].set_result(None)
+            await asyncio.sleep(0)
+        await turn
+        await executor.close()
+        return results
+
+    results = asyncio.run(asyncio.wait_for(main(), 30))
+    assert [r.content for r in results] == ["wait 1", "wait 2", "error: no"]
+
+
+def test_the_limit_of_calls_counts_in_the_order_of_the_turn(tmp_path: Path):
+    bench = Bench(tmp_path, "function", limits="{max_calls: 2}")
+    statuses = [r.status for r in bench.run_turn("at 1", "at 2", "at 3")]
+    assert statuses == [ToolStatus.OK, ToolStatus.OK, ToolStatus.ERROR]
+
+
+def test_an_infrastructure_failure_ends_the_turn_and_the_calls_beside_it(tmp_path: Path):
+    bench = Bench(tmp_path, "function")
+    results = bench.run_turn("at 1", "infra", "hang")  # in less than the 30 s of the third
+    assert [r.status for r in results] == [ToolStatus.OK, ToolStatus.INFRA_ERROR]
+
+
+def test_a_turn_that_is_cancelled_keeps_the_answers_that_were_there(tmp_path: Path):
+    bench = Bench(tmp_path, "function")
+
+    async def main() -> list[ToolResult]:
+        executor = bench.executor()
+        results: list[ToolResult] = []
+        turn = asyncio.create_task(
+            executor.run_turn([call("at 1"), call("wait"), call("at 3")], results)
+        )
+        while ("end", "at 3") not in bench.events:
+            await asyncio.sleep(0)
+        turn.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await turn
+        await executor.close()
+        return results
+
+    results = asyncio.run(asyncio.wait_for(main(), 30))
+    assert [r.content for r in results] == ["at 1"]
+
+
+# ----------------------------------------------------------------------------- our failures
+
+
+def test_retries_are_told(tmp_path: Path):
+    (result,) = Bench(tmp_path, limits="{retries: 3}", idempotent=True).run("flaky")
+    assert (result.status, result.retries) == (ToolStatus.OK, 2)
+
+
+def test_after_failures_in_a_row_calls_fail_at_once_in_every_trajectory(tmp_path: Path):
+    bench = Bench(tmp_path, "function", breaker=BreakerConfig(max_failures=3, cooldown_s=60.0))
+    for _ in range(3):
+        (result,) = bench.run("infra")
+        assert not result.breaker_open
+    (result,) = bench.run("fine")
+    assert result.status is ToolStatus.INFRA_ERROR and result.breaker_open
+    assert "InfrastructureError: down" in result.content
+    assert bench.events.count(("try",)) == 3
+
+
+def test_mistakes_and_late_calls_do_not_open_the_breaker(tmp_path: Path):
+    bench = Bench(tmp_path, "function", "{timeout_s: 0.05}", breaker=BreakerConfig(max_failures=1))
+    for x in ("mistake", "crash", "hang"):
+        bench.run(x)
+    (result,) = bench.run("fine")
+    assert result.status is ToolStatus.OK
+
+
+def test_a_tool_that_cannot_be_opened_opens_the_breaker(tmp_path: Path):
+    bench = Bench(tmp_path, "BadOpen", breaker=BreakerConfig(max_failures=2, cooldown_s=60.0))
+    bench.run(1)
+    bench.run(1)
+    (result,) = bench.run(1)
+    assert result.breaker_open
+
+
+def test_a_tool_that_stays_down_stops_the_run(tmp_path: Path):
+    config = BreakerConfig(max_failures=1, cooldown_s=1e-9, give_up_s=1e-9)
+    bench = Bench(tmp_path, "function", breaker=config)
+    bench.run("infra")
+    with pytest.raises(ToolUnavailable, match="tool 't' has not answered"):
+        bench.run("infra")
+
+
+# ----------------------------------------------------------------------------- long answers
+
+
+def test_values_of_any_size_are_written_out_no_further_than_they_are_shown(tmp_path: Path):
+    bench = Bench(tmp_path, limits="{max_output_tokens: 20}")
+    (result,) = bench.run("rows")
+    body, _, note = result.content.rpartition("\n")
+    assert body.startswith('{"rows": [["cell", "cell"')
+    assert len(CODEC.encode_plain(body)) <= 20
+    assert note == f"[cut: {result.truncated_tokens} more tokens]"
+
+
+def test_json_values_are_written_as_json(tmp_path: Path):
+    (result,) = Bench(tmp_path).run("nested")
+    assert json.loads(result.content) == {
+        "a": [1, None, True, 0.5], "b": {"c": 'q"'}, "d": [],
+    }  # fmt: skip
+
+
+def test_what_a_tool_has_cut_already_is_noted(tmp_path: Path):
+    (result,) = Bench(tmp_path).run("paid")
+    assert result.content == f"seen\n[cut: {result.truncated_tokens} more tokens]"
+    assert result.truncated_tokens > 0
