@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import httpx
 
 
-_NO_CHARSETS = ("punycode", "idna", "utf-7", "unicode_escape", "raw_unicode_escape")
+_NO_CHARSETS = ("punycode", "idna", "utf-7", "unicode-escape", "raw-unicode-escape")
 """Codecs of Python that no server means; some take quadratic time."""
 
 

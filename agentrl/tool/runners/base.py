@@ -112,7 +112,7 @@ runner_registry: Registry[Callable[[], Runner]] = Registry(
     {
         "python": "agentrl.tool.runners.python:PythonRunner",
         "http": "agentrl.tool.runners.http:HttpRunner",
-        "mcp": "agentrl.tool.runners.mcp:McpRunner",
+        "mcp": "agentrl.tool.runners.mcp_runner:McpRunner",
         "server": "agentrl.tool.runners.server:ServerRunner",
     },
 )
