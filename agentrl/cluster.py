@@ -32,7 +32,6 @@ from agentrl.playground import (
     Playground,
     open_playground,
     open_policy,
-    open_sandboxes,
 )
 from agentrl.reward.service import RewardModels, ScoringService
 from agentrl.rollout.engine import RolloutEngine
@@ -41,6 +40,7 @@ from agentrl.rollout.groups import GroupPlan
 from agentrl.rollout.producer import CutGroup, RunGroup
 from agentrl.rollout.tasks import Dispatch
 from agentrl.rollouts import FitToModel, OneOwner, TakesTurns
+from agentrl.sandbox.opening import open_sandboxes
 from agentrl.train.environments import make_environments
 from agentrl.train.parts import Placement, Weights
 from agentrl.types import Task, TrajectoryGroup

@@ -14,7 +14,6 @@ from torch import Tensor
 from agentrl.agent.renderer import Renderer
 from agentrl.config.schema import Config
 from agentrl.errors import EngineError
-from agentrl.kwargs import check_kwargs
 from agentrl.model.load import LoadedModel, positions_of
 from agentrl.model.tiny import MAX_CONTEXT_TOKENS
 from agentrl.reward.run import open_reward
@@ -27,35 +26,14 @@ from agentrl.rollout.groups import GroupPlan, GroupRunner
 from agentrl.rollout.serving.replica_set import ReplicaSet
 from agentrl.rollout.stage import Stage, open_stage
 from agentrl.rollout.tasks import Dispatch
-from agentrl.sandbox.config import SandboxConfig
+from agentrl.sandbox.opening import open_sandboxes
 from agentrl.sandbox.pool import SandboxPool
-from agentrl.sandbox.registry import sandbox_registry
 from agentrl.train.checkpoint import CheckpointStore
 from agentrl.train.config import TINY, ModelConfig
 from agentrl.train.environments import Environment, need_sandboxes
 from agentrl.train.open_model import base_of_adapters, is_run, open_model
 from agentrl.types import Task, TrajectoryGroup
 from agentrl.weights.served import ServedWeights
-
-
-@asynccontextmanager
-async def open_sandboxes(config: SandboxConfig) -> AsyncIterator[SandboxPool]:
-    """Open a pool of sandboxes; its backend starts with the first one that is asked for.
-
-    Raises:
-        RegistryError, ConfigError: no such backend, or arguments that it does not take.
-    """
-    backend = sandbox_registry.get(config.id)
-    check_kwargs(backend, config.kwargs, key="sandbox.kwargs")
-    pool = SandboxPool(
-        backend(**config.kwargs),
-        max_open=config.max_open,
-        create_timeout_s=config.create_timeout_s,
-    )
-    try:
-        yield pool
-    finally:
-        await pool.close()
 
 
 @dataclass(slots=True)

@@ -173,9 +173,9 @@ async def _report(backend: str) -> dict:
 
 
 async def _run(backend: str, code: str, timeout_s: float):
-    from agentrl.playground import open_sandboxes
     from agentrl.sandbox.base import SandboxLimits
     from agentrl.sandbox.config import SandboxConfig
+    from agentrl.sandbox.opening import open_sandboxes
 
     async with open_sandboxes(SandboxConfig(id=backend)) as sandboxes:
         box = await sandboxes.acquire(SandboxLimits(wall_s=timeout_s))

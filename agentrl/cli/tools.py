@@ -118,8 +118,8 @@ async def _call(
     state: dict[str, Any],
     allow_import: tuple[str, ...],
 ) -> list[ToolResult]:
-    from agentrl.playground import open_sandboxes
     from agentrl.sandbox.config import SandboxConfig
+    from agentrl.sandbox.opening import open_sandboxes
     from agentrl.tool.base import ToolContext
     from agentrl.tool.binding import Toolbox
     from agentrl.tool.executor import ToolExecutor

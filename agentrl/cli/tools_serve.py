@@ -64,8 +64,8 @@ def serve(
         from agentrl.tool.serving.run import serve as run_server
     except ImportError as error:
         raise ConfigError(missing_extra("server", "agentrl tools serve")) from error
-    from agentrl.playground import open_sandboxes
     from agentrl.sandbox.config import SandboxConfig
+    from agentrl.sandbox.opening import open_sandboxes
 
     async def main() -> None:
         def ready(url: str) -> None:
