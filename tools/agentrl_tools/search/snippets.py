@@ -10,12 +10,23 @@ _STEM_CHARS = 4
 
 
 def snippet(text: str, terms: Sequence[str], num_words: int) -> str:
-    """Return the first window of ``num_words`` words that holds most of the terms."""
+    """Return the first ``num_words`` words in a row with most of the terms, these in the middle."""
     words = text.split()
     if len(words) <= num_words:
         return " ".join(words)
     hits = [_term_in(word, terms) for word in words]
-    counts = [0] * len(terms)
+    start = _best_start(hits, len(terms), num_words)
+    inside = [place for place in range(start, start + num_words) if hits[place] is not None]
+    if inside:
+        slack = num_words - (inside[-1] - inside[0] + 1)
+        start = min(max(0, inside[0] - slack // 2), len(words) - num_words)
+    before = "... " if start else ""
+    after = " ..." if start + num_words < len(words) else ""
+    return before + " ".join(words[start : start + num_words]) + after
+
+
+def _best_start(hits: Sequence[int | None], num_terms: int, num_words: int) -> int:
+    counts = [0] * num_terms
     best_start, best = 0, -1
     for end, hit in enumerate(hits):
         if hit is not None:
@@ -26,9 +37,7 @@ def snippet(text: str, terms: Sequence[str], num_words: int) -> str:
         distinct = sum(count > 0 for count in counts)
         if start >= 0 and distinct > best:
             best_start, best = start, distinct
-    before = "... " if best_start else ""
-    after = " ..." if best_start + num_words < len(words) else ""
-    return before + " ".join(words[best_start : best_start + num_words]) + after
+    return best_start
 
 
 def _term_in(word: str, terms: Sequence[str]) -> int | None:
