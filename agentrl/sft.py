@@ -30,8 +30,8 @@ from agentrl.memory_plan import keep_plan, plan_training, show_plan
 from agentrl.model.describe import model_config
 from agentrl.model.load import load_tokenizer, quiet_transformers
 from agentrl.model.tiny import DEFAULT_VOCAB_SIZE
-from agentrl.playground import open_sandboxes
 from agentrl.sandbox.config import SandboxConfig
+from agentrl.sandbox.opening import open_sandboxes
 from agentrl.sft_start import SFTSources, refuse_start
 from agentrl.telemetry.run_dir import RunDir
 from agentrl.train.checkpoint import CheckpointStore
