@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentrl.agent.branch import BranchPoint, as_inherited
+from agentrl.agent.call_format import opens_thought
 from agentrl.agent.conversation import Conversation, DriftSample
 from agentrl.agent.failures import classify, named
 from agentrl.agent.grading import grade
@@ -227,6 +228,7 @@ class EpisodeRun:
         begun = time.perf_counter()
         generation = await self._generate()
         generate_s = time.perf_counter() - begun
+        in_thought = opens_thought(self._conversation.record.spans[-1].text)
         start, end, text = self._conversation.append_turn(generation)
         turn = Turn(
             index=len(self._turns),
@@ -243,7 +245,8 @@ class EpisodeRun:
             self._conversation.add_answer({"role": "assistant", "content": text})
             self._error = turn.error = "the engine was told to abort the request"
             return StopReason.ABORT
-        action = self._parse(text, truncated=generation.stop_reason is StopReason.LENGTH)
+        truncated = generation.stop_reason is StopReason.LENGTH
+        action = self._parse(text, truncated=truncated, in_thought=in_thought)
         self._conversation.add_answer(answer_message(action))
         failure = await self._run_tools(action, turn)
         if failure is not None:
@@ -274,13 +277,13 @@ class EpisodeRun:
             turn=len(self._turns),
             max_tokens=max_tokens,
             sampling=loop.sampling,
-            stop_token_ids=loop.renderer.stop_token_ids,
+            stop_token_ids=loop.stop_token_ids,
         )
 
-    def _parse(self, text: str, *, truncated: bool) -> Action:
+    def _parse(self, text: str, *, truncated: bool, in_thought: bool) -> Action:
         if truncated:
             return Action(text=text, content=text, truncated=True)
-        parsed = self._loop.parser.parse(text)
+        parsed = self._loop.parser.parse(text, self._loop.turn_contexts[in_thought])
         calls = parsed.tool_calls
         limit = self._loop.limits.max_turn_calls
         if len(calls) > limit:

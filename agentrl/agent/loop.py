@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable
 
+from agentrl.agent.call_format import choose_parser, stop_token_ids
 from agentrl.agent.conversation import DriftSample
 from agentrl.agent.episode import EpisodeRun
 from agentrl.agent.limits import LoopLimits
@@ -25,7 +26,7 @@ from agentrl.env.base import ScriptedPolicy
 from agentrl.env.hosted import Hosted
 from agentrl.sandbox.base import SandboxProvider
 from agentrl.tool.binding import Toolbox
-from agentrl.tool.parsers import ToolCallParser, make_parser
+from agentrl.tool.parsers import ToolCallParser, TurnContext
 from agentrl.types import GenerateFn, Trajectory
 
 _KEPT_SAMPLES = 16
@@ -40,13 +41,15 @@ class AgentLoop:
         toolbox: the tools that the model may call.
         sandboxes: where tools and graders get sandboxes from.
         limits: what ends an episode.
-        parser: finds tool calls in a turn; Hermes unless given.
+        parser: finds tool calls in a turn; unless given, the one that reads what the chat template
+            writes.
         sampling: nucleus and top-k; the temperature is the episode's own.
         end_session: tells the engine that a session is over.
         strict: compare the record with the template after every turn, not only at the end.
 
     Raises:
         RenderError: the chat template does not show these tools, or cannot be followed.
+        ConfigError: no parser given, and none reads what the template writes for a call.
     """
 
     def __init__(
@@ -68,7 +71,12 @@ class AgentLoop:
         self.schemas = toolbox.schemas
         self.sandboxes = sandboxes
         self.limits = limits
-        self.parser = parser or make_parser("hermes")
+        self.parser = parser or choose_parser(renderer, self.schemas)
+        self.stop_token_ids = stop_token_ids(renderer, self.parser)
+        self.turn_contexts = {
+            in_thought: TurnContext.of(self.schemas, in_thought=in_thought)
+            for in_thought in (False, True)
+        }
         self.sampling = sampling or Sampling()
         self.end_session = end_session
         self.strict = strict

@@ -29,12 +29,15 @@ _ANSWER = sentinel(901)
 _MAX_LAYOUTS = 1024
 _MAX_ANSWERS = 4096
 
-_PROBE_TOOL: ToolSchema = {
+PROBE_TOOL: ToolSchema = {
     "type": "function",
     "function": {
         "name": "probe_tool",
         "description": "A probe.",
-        "parameters": {"type": "object", "properties": {"x": {"type": "string"}}},
+        "parameters": {
+            "type": "object",
+            "properties": {"text": {"type": "string"}, "number": {"type": "integer"}},
+        },
     },
 }
 
@@ -58,6 +61,7 @@ class Renderer:
         """What the template writes after the header of an answer only while one is awaited (an
         empty thought, with thinking switched off): it stays in the record and is no drift."""
         self.stop_token_ids = self._find_stop_tokens(tokenizer)
+        self._history_closing = self._find_history_closing()
         self._answers: dict[tuple[str, str], tuple[list[int], str]] = {}
         self._base_prompts: dict[str, str] = {}
         self._layouts: dict[tuple[Any, ...], Layout] = {}
@@ -200,7 +204,8 @@ class Renderer:
         """Play two turns by the rule and compare with the template's own text of them."""
         answer: Message = {"role": "assistant", "content": "a"}
         if following[0]["role"] == "tool":
-            answer = {"role": "assistant", "content": "", "tool_calls": [_probe_call()]}
+            name = following[0].get("name", "")
+            answer = {"role": "assistant", "content": "", "tool_calls": [_probe_call(name)]}
         conversation = Conversation(self, tools)
         conversation.start([{"role": "user", "content": "u"}])
         for _ in range(2):
@@ -271,14 +276,15 @@ class Renderer:
         answer = _answer_before(messages)
         text = self.template.render([_BASE, answer, *messages], tools, generation=generation)
         rest = self._after_prompt(text, tools)
-        stops = [rest.find(stop) for stop in self._stop_texts]
-        found = [position for position in stops if position >= 0]
-        if not found:
-            raise RenderError(
-                "the chat template does not close an assistant message that others follow with "
-                f"one of {self._stop_texts}; give the tokenizer a template that does"
-            )
-        return rest[min(found) :]
+        closings = self._closings(with_call=bool(answer.get("tool_calls")))
+        for position, piece in _positions(self.codec, rest):
+            if piece in closings:
+                return rest[position:]
+        stops = [self.codec.control_text[stop] for stop in closings]
+        raise RenderError(
+            "the chat template does not close an assistant message that others follow with "
+            f"one of {stops}; give the tokenizer a template that does"
+        )
 
     def _answer_body(self, message: Message, tools: Sequence[ToolSchema]) -> tuple[str, int]:
         """Return the template's text of an assistant message, and its stop token."""
@@ -288,9 +294,10 @@ class Renderer:
         ] or [{"role": "user", "content": sentinel(902)}]
         text = self.template.render([_BASE, message, *following], tools, generation=False)
         rest = self._after_prompt(text, tools)
+        closings = self._closings(with_call=bool(message.get("tool_calls")))
         for position, piece in _positions(self.codec, rest):
-            if piece in self.stop_token_ids:
-                return rest[:position], piece
+            if piece in closings:
+                return rest[:position], closings[piece]
         raise RenderError("the chat template does not close an assistant message")
 
     def _after_prompt(self, text: str, tools: Sequence[ToolSchema]) -> str:
@@ -335,23 +342,58 @@ class Renderer:
         stops = [closing, int(eos)]
         with contextlib.suppress(RenderError):  # no tool calls: check(tools) decides on that
             stops.append(self._closing_token(with_call=True))
-        self._stop_texts = [self.codec.control_text[stop] for stop in dict.fromkeys(stops)]
         return tuple(dict.fromkeys(stops))
 
-    def _closing_token(self, *, with_call: bool = False) -> int:
+    def _closings(self, *, with_call: bool) -> dict[int, int]:
+        """Return what closes an answer in the template's text, and the stop token it stands for."""
+        closings = {stop: stop for stop in self.stop_token_ids}
+        if not with_call and self._history_closing is not None:
+            closings[self._history_closing] = self.stop_token_ids[0]
+        return closings
+
+    def _find_history_closing(self) -> int | None:
+        """Return the token that closes a plain answer once others follow, if it is no stop token.
+
+        gpt-oss ends a turn with ``<|return|>``, and history has ``<|end|>`` in its place, which
+        ends each part of a turn, too.
+        """
         answer: Message = {"role": "assistant", "content": _ANSWER}
+        text = self.template.render([_BASE, answer, _BASE], generation=False)
+        token = self._first_special(text.partition(_ANSWER)[2])
+        return None if token in self.stop_token_ids else token
+
+    def _closing_token(self, *, with_call: bool = False) -> int:
+        """Return the special token that ends an answer.
+
+        Where the template writes none, it is the one that the next message begins with (GLM).
+        """
+        answer: Message = {"role": "assistant", "content": _ANSWER}
+        following: Message = _BASE
         if with_call:
-            answer["content"] = ""
-            answer["tool_calls"] = [_probe_call()]
+            answer = {"role": "assistant", "content": "", "tool_calls": [_probe_call()]}
+            following = {"role": "tool", "content": _ANSWER, "name": "probe_tool"}
         text = self.template.render([_BASE, answer], generation=False)
-        special = [p for p in self.codec.split_controls(text) if p in self.codec.special_ids]
-        if not special or (not with_call and _ANSWER not in text):
+        if not with_call and _ANSWER not in text:
+            raise RenderError("the chat template drops the content of assistant messages")
+        said = text if with_call else text.partition(_ANSWER)[2]
+        pieces = [p for p in self.codec.split_controls(said) if p in self.codec.special_ids]
+        if pieces and said.rstrip().endswith(self.codec.control_text[cast(int, pieces[-1])]):
+            return cast(int, pieces[-1])
+        longer = self.template.render([_BASE, answer, following], generation=False)
+        token = self._first_special(longer.removeprefix(text)) if longer.startswith(text) else None
+        if token is None:
             raise RenderError(
                 "the chat template does not close an assistant message with a special token, so "
                 f"the model could never stop: it ends in {text[-80:]!r}; give the tokenizer a "
                 "template that ends assistant messages with its end-of-turn token"
             )
-        return cast(int, special[-1])
+        return token
+
+    def _first_special(self, text: str) -> int | None:
+        return next(
+            (piece for _, piece in _positions(self.codec, text) if piece in self.codec.special_ids),
+            None,
+        )
 
     def _without_controls(
         self, calls: Sequence[Mapping[str, Any]]
@@ -371,17 +413,17 @@ def _shape(messages: Sequence[Message]) -> tuple[tuple[str, bool, str], ...]:
     return tuple((m["role"], bool(m["content"]), m.get("name", "")) for m in messages)
 
 
-def _probe_call() -> dict[str, Any]:
-    return {"type": "function", "function": {"name": "probe_tool", "arguments": {}}}
+def _probe_call(name: str = "probe_tool") -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "arguments": {}}}
 
 
 def _answer_before(messages: Sequence[Message]) -> Message:
     """An answer that the messages may follow: with as many calls as there are tool messages."""
-    answer: Message = {"role": "assistant", "content": _ANSWER}
-    num_answers = sum(message["role"] == "tool" for message in messages)
-    if num_answers:
-        answer["tool_calls"] = [_probe_call() for _ in range(num_answers)]
-    return answer
+    calls = [_probe_call(m.get("name") or "unknown") for m in messages if m["role"] == "tool"]
+    if not calls:
+        return {"role": "assistant", "content": _ANSWER}
+    # Without content: a template may close that separately.
+    return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
 def _positions(codec: TokenCodec, text: str) -> list[tuple[int, int]]:

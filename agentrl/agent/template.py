@@ -13,6 +13,7 @@ from agentrl.types import Message
 ToolSchema = Mapping[str, Any]
 """``{"type": "function", "function": {"name", "description", "parameters"}}``."""
 
+_KIMI_ARGUMENTS = "<|tool_call_argument_begin|>"
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 
@@ -35,6 +36,8 @@ class ChatTemplate:
             )
         self._tokenizer = tokenizer
         self._kwargs = dict(template_kwargs or {})
+        # Kimi's template has a call named by its id alone.
+        self._ids_name_functions = _KIMI_ARGUMENTS in str(tokenizer.chat_template)
         # Most templates take arguments as a mapping; some insist on JSON text.
         self._arguments_as_json = not self._renders_call({}) and self._renders_call("{}")
 
@@ -81,7 +84,7 @@ class ChatTemplate:
             elif message["role"] == "tool":
                 name = str(message.get("name") or "tool")
                 copy["name"] = name if _SAFE_NAME.fullmatch(name) else "unknown"
-                copy["tool_call_id"] = _call_id(position)
+                copy["tool_call_id"] = self._call_id(position, copy["name"])
                 position += 1
             prepared.append(copy)
         return prepared
@@ -90,10 +93,14 @@ class ChatTemplate:
         function = dict(call["function"])
         if self._arguments_as_json:
             function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
-        return {"id": _call_id(index), "type": "function", "function": function}
+        identity = self._call_id(index, function["name"])
+        return {"id": identity, "type": "function", "function": function}
+
+    def _call_id(self, index: int, name: str) -> str:
+        return f"functions.{name}:{index}" if self._ids_name_functions else f"call{index:05d}"
 
     def _renders_call(self, arguments: Any) -> bool:
-        call = {"id": _call_id(0), "type": "function", "function": {"name": "f"}}
+        call = {"id": self._call_id(0, "f"), "type": "function", "function": {"name": "f"}}
         call["function"]["arguments"] = arguments
         messages = [
             {"role": "user", "content": "u"},
@@ -104,10 +111,6 @@ class ChatTemplate:
         except Exception:  # the question is exactly whether it raises
             return False
         return True
-
-
-def _call_id(index: int) -> str:
-    return f"call{index:05d}"
 
 
 def tools_key(tools: Sequence[ToolSchema]) -> str:

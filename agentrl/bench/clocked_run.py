@@ -183,7 +183,6 @@ async def _trainer(
             renderer=Renderer(make_tokenizer()),
             engine=engine,
             sandboxes=FakeSandboxes(),
-            tool_parser="hermes",
         ) as stage:
             groups = GroupRunner(
                 _short(run, engine) if run.short_episodes else stage.play,

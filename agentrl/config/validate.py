@@ -238,10 +238,11 @@ def _choices(config: Config) -> Iterable[str]:
     choices: dict[str, tuple[str, Iterable[str]]] = {
         "algo.loss_agg": (config.algo.loss_agg, AGGREGATIONS),
         "rollout.engine.id": (config.rollout.engine.id, engine_registry.names()),
-        "model.tool_parser": (config.model.tool_parser, parser_registry.names()),
         "cluster.kind": (config.cluster.kind, [LOCAL, RAY]),
         "weight_sync.transport": (config.weight_sync.transport, TRANSPORTS),
     }
+    if config.model.tool_parser is not None:
+        choices["model.tool_parser"] = (config.model.tool_parser, parser_registry.names())
     for index, tracker in enumerate(config.telemetry.trackers):
         choices[f"telemetry.trackers[{index}]"] = (tracker, TRACKERS.names())
     for key, (value, known) in choices.items():

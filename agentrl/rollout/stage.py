@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
+from agentrl.agent.call_format import choose_parser
 from agentrl.agent.failures import classify, named
 from agentrl.agent.loop import AgentLoop, EpisodeRequest
 from agentrl.agent.renderer import Renderer
@@ -19,7 +20,6 @@ from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.groups import Sample
 from agentrl.sandbox.base import SandboxProvider
 from agentrl.tool.binding import Toolbox
-from agentrl.tool.parsers import make_parser
 from agentrl.types import StopReason, Trajectory
 
 
@@ -49,6 +49,7 @@ class Stage:
         )
         if sample.cut.is_set:
             return _never_opened(request, StopReason.CUT, "its group was cut before it began")
+        await self.loop.toolbox.cooled()
         try:
             env = await self.hosts.open()
         except AgentRLError as error:
@@ -91,13 +92,16 @@ async def open_stage(
     renderer: Renderer,
     engine: RolloutEngine,
     sandboxes: SandboxProvider,
-    tool_parser: str,
+    tool_parser: str | None = None,
     reward: RunReward | None = None,
 ) -> AsyncIterator[Stage]:
     """Open everything an episode needs; leaving closes threads and processes.
 
+    Args:
+        tool_parser: name of a parser; None takes the one that reads what the template writes.
+
     Raises:
-        ConfigError, RegistryError: an environment that does not exist or cannot be used.
+        ConfigError, RegistryError: an environment or parser that does not exist or cannot be used.
         RenderError: the chat template cannot show these tools.
     """
     async with AsyncExitStack() as stack:
@@ -109,7 +113,7 @@ async def open_stage(
             toolbox=toolbox,
             sandboxes=sandboxes,
             limits=rollout,
-            parser=make_parser(tool_parser),
+            parser=choose_parser(renderer, toolbox.schemas, tool_parser),
             end_session=engine.end_session,
         )
         yield Stage(entry=entry, hosts=hosts, loop=loop, reward=reward)

@@ -35,9 +35,11 @@ class ModelConfig:
     """``tiny`` (embedded), a hub id, a local directory, a ``.gguf`` file, or a run directory."""
     chat_template: str | None = None
     """A jinja file that replaces the tokenizer's template."""
-    tool_parser: str = "hermes"
-    """How tool calls are found in a turn: ``hermes`` (JSON in ``<tool_call>`` tags), or one
-    registered under ``agentrl.parsers``."""
+    tool_parser: str | None = None
+    """How tool calls are found in a turn: ``hermes``, ``qwen3_coder``, ``llama3_json``,
+    ``mistral``, ``harmony``, ``deepseek``, ``glm``, ``kimi_k2``, ``minimax``, or one registered
+    under ``agentrl.parsers``. None takes the one that reads what the chat template writes for a
+    call."""
     device: str = "auto"
     """``auto`` (CUDA where there is one), ``cpu``, ``cuda`` or ``cuda:N``."""
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
