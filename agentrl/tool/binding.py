@@ -79,6 +79,15 @@ class Toolbox:
         asked = (binding.workspace_limits for binding in self.bindings.values())
         return widest(limits for limits in asked if limits is not None)
 
+    async def cooled(self) -> None:
+        """Wait until every tool may be called, or tried: at most ``tools.breaker.cooldown_s``.
+
+        Episodes that begin while a tool is left alone would only fail.
+        """
+        waits = [binding.breaker.cooling_s for binding in self.bindings.values()]
+        if any(waits):
+            await asyncio.sleep(max(waits))
+
     @property
     def schemas(self) -> list[dict[str, Any]]:
         """What chat templates take under ``tools``."""

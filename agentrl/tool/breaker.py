@@ -98,6 +98,13 @@ class CircuitBreaker:
             return BreakerState.CLOSED
         return BreakerState.HALF_OPEN if self._is_probing else BreakerState.OPEN
 
+    @property
+    def cooling_s(self) -> float:
+        """Seconds until a call may try; 0 where one may now, or is trying."""
+        if self._retry_at_s is None or self._is_probing:
+            return 0.0
+        return max(0.0, self._retry_at_s - self._clock())
+
     def admit(self) -> bool:
         """Let a call through; return whether it is the one that tries out an open circuit.
 

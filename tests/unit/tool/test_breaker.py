@@ -114,3 +114,16 @@ def test_its_errors_survive_a_process_boundary():
     with pytest.raises(CircuitOpen) as caught:
         breaker.admit()
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_it_tells_how_long_it_leaves_the_tool_alone():
+    breaker, clock = opened()
+    assert breaker.cooling_s == 5.0
+    clock.now_s = 3.0
+    assert breaker.cooling_s == 2.0
+    clock.now_s = 9.0
+    assert breaker.cooling_s == 0.0
+    breaker.admit()
+    assert breaker.cooling_s == 0.0
+    breaker.answered()
+    assert breaker.cooling_s == 0.0
