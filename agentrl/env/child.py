@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import pickle
 import signal
@@ -32,7 +33,10 @@ def main(descriptor: int, parent_pid: int) -> None:
     ):
         while data := connection.recv(1 << 18):
             for payload in reader.feed(data):
-                connection.sendall(frame(_answer(table, payload)))
+                answer, failed = _answer(table, payload)
+                connection.sendall(frame(answer))
+                if failed:
+                    gc.collect()  # an error holds its frames, and they all that was allocated
     table.close_all()
 
 
@@ -48,7 +52,8 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
-def _answer(table: EnvTable, payload: bytes) -> bytes:
+def _answer(table: EnvTable, payload: bytes) -> tuple[bytes, bool]:
+    """Return the answer, pickled, and whether it is an error."""
     label = "environment"
     try:
         method, key, args = pickle.loads(payload)
@@ -57,11 +62,11 @@ def _answer(table: EnvTable, payload: bytes) -> bytes:
     except BaseException as error:
         answer = (None, error)
     try:
-        return pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps(answer, pickle.HIGHEST_PROTOCOL), answer[1] is not None
     except Exception as error:
         what = "its error" if answer[1] is not None else "its answer"
         named = EnvError(
             f"{label}: {what} cannot be pickled, which an environment in a process of its own "
             f"needs: {type(error).__name__}: {error}"
         )
-        return pickle.dumps((None, named), pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps((None, named), pickle.HIGHEST_PROTOCOL), True

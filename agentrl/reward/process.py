@@ -11,6 +11,8 @@ import asyncio
 import dataclasses
 import functools
 import inspect
+import resource
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +30,7 @@ from agentrl.types import Score
 OPEN_TIMEOUT_S = 60.0
 """For a child to start and import the function's module."""
 CLOSE_TIMEOUT_S = 5.0
+DEFAULT_MEMORY_MB = 4096
 
 
 class FunctionEnv(Env):
@@ -37,12 +40,29 @@ class FunctionEnv(Env):
         path: ``./file.py:function`` or ``package.module:function``.
         part: name of the part that it grades for.
         kwargs, solution: see :class:`~agentrl.reward.function.RewardFunction`.
+        memory_mb: see :class:`ProcessFunction`.
     """
 
-    def __init__(self, path: str, part: str, kwargs: dict[str, Any], solution: str) -> None:
+    def __init__(
+        self, path: str, part: str, kwargs: dict[str, Any], solution: str, memory_mb: int
+    ) -> None:
         with converted(path, "making it", RewardError):
             function = RewardFunction(path, kwargs=kwargs, solution=Solution(solution))
+        _bound_memory(memory_mb << 20)
         self.rubric = _FunctionRubric(function, part)
+
+
+def _bound_memory(num_bytes: int) -> None:
+    """Refuse this process more data than it holds now and ``num_bytes`` on top (Linux)."""
+    if sys.platform != "linux":
+        return
+    with open("/proc/self/status") as status:
+        held = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData:"))
+    _, ceiling = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = held + num_bytes
+    if ceiling != resource.RLIM_INFINITY:
+        limit = min(limit, ceiling)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, ceiling))
 
 
 class _FunctionRubric:
@@ -103,6 +123,9 @@ class ProcessFunction:
         path: as in :class:`FunctionEnv`; checked in this process before.
         part: name of the part that it grades for.
         processes: children at most; further episodes wait, which is not held against them.
+        memory_mb: what grading may take beyond what a child held once the function was imported;
+            above it a MemoryError fails the grading, so that text which is made to explode in a
+            parser costs its own episode only.
     """
 
     def __init__(
@@ -113,6 +136,7 @@ class ProcessFunction:
         kwargs: Mapping[str, Any] | None = None,
         solution: Solution = Solution.last_turn,
         processes: int = 4,
+        memory_mb: int = DEFAULT_MEMORY_MB,
     ) -> None:
         self._path = path
         self._source = EnvSource(
@@ -123,6 +147,7 @@ class ProcessFunction:
                 "part": part,
                 "kwargs": dict(kwargs or {}),
                 "solution": str(solution),
+                "memory_mb": memory_mb,
             },
         )
         self._slots = asyncio.Semaphore(processes)

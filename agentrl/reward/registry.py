@@ -19,7 +19,7 @@ from agentrl.registry import Registry
 from agentrl.reward.config import Solution
 from agentrl.reward.function import RewardFunction
 from agentrl.reward.part import Grader
-from agentrl.reward.process import ProcessFunction
+from agentrl.reward.process import DEFAULT_MEMORY_MB, ProcessFunction
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 
@@ -60,6 +60,7 @@ def function(
     solution: str = "last_turn",
     process: bool | None = None,
     processes: int = 4,
+    memory_mb: int = DEFAULT_MEMORY_MB,
     part_name: str = "function",
     config_key: str = "reward",
 ) -> Grader:
@@ -71,6 +72,7 @@ def function(
         solution: ``last_turn`` or ``all_turns``.
         process: run it in child processes. None: if it is in a file.
         processes: children at most.
+        memory_mb: see :class:`~agentrl.reward.process.ProcessFunction`.
 
     Raises:
         ConfigError, RegistryError: it cannot be used; see :class:`RewardFunction`.
@@ -79,11 +81,18 @@ def function(
         raise ConfigError(f"solution={solution!r}: write {' or '.join(Solution)}")
     if processes < 1:
         raise ConfigError(f"processes={processes}: must be at least 1")
+    if memory_mb < 1:
+        raise ConfigError(f"memory_mb={memory_mb}: must be at least 1")
     chosen = Solution(solution)
     grader = RewardFunction(path, kwargs=kwargs, solution=chosen, key=config_key)
     if process or (process is None and _is_file(path)):
         return ProcessFunction(
-            path, part=part_name, kwargs=kwargs, solution=chosen, processes=processes
+            path,
+            part=part_name,
+            kwargs=kwargs,
+            solution=chosen,
+            processes=processes,
+            memory_mb=memory_mb,
         )
     return grader
 

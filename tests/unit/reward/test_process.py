@@ -122,6 +122,56 @@ def test_what_fails_costs_its_own_episode_and_names_the_part(path: str, make_epi
         assert "environment" not in message and "rollout.reward_timeout_s" not in message
 
 
+HOSTILE = """
+import json
+
+def grade(data_source, solution_str, ground_truth, extra_info=None):
+    kind, _, text = solution_str.partition(":")
+    if kind == "number":
+        return float(int("9" * 10**7) == 1)
+    if kind == "power":
+        return float(eval(text) == 1)  # holds the interpreter lock for ever
+    if kind == "nested":
+        return float(json.loads("[" * 10**6) == 1)
+    if kind == "huge":
+        return float(len("x" * int(text)) == 1)
+    if kind == "grows":
+        rows = []
+        while True:
+            rows.append(bytearray(1 << 20))
+    return 1.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("number:", RewardError),
+        ("power:10**10**10", RewardTimeout),
+        ("nested:", RewardError),
+        ("huge:10000000000", RewardError),
+        ("grows:", RewardError),
+    ],
+)
+def test_text_that_explodes_in_a_parser_is_an_error_and_the_next_is_graded(
+    said: str, kind: type[Exception], tmp_path: Path, make_episode
+) -> None:
+    (tmp_path / "r.py").write_text(HOSTILE)
+    grader = ProcessFunction(f"{tmp_path}/r.py:grade", part="p", processes=1, memory_mb=256)
+    tested = Part("p", grader, timeout_s=3.0)
+
+    async def main() -> float:
+        await tested.open()
+        try:
+            with pytest.raises(kind):
+                await tested.grade(make_episode(said, data=DATA))
+            return (await tested.grade(make_episode("fine", data=DATA))).value
+        finally:
+            await tested.close()
+
+    assert asyncio.run(asyncio.wait_for(main(), 120)) == 1.0
+
+
 def test_a_coroutine_is_awaited_in_the_child_and_blocks_nothing_else(path: str, make_episode):
     async def main() -> list[str]:
         tested = part(path, timeout_s=3.0)
