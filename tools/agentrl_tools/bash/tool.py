@@ -17,6 +17,8 @@ _MAX_COMMAND_CHARS = 32_768
 _GRACE_S = 1.0
 _BACKSTOP_S = 4.0
 """After the inner time limit and its grace the sandbox ends everything, python included."""
+_ENDED_BY_TIMEOUT = (124, 137, 143, -9, -15)
+"""With these ``timeout`` ends when time is up: its signal may reach it too."""
 # In one line, so that what bash says of the command counts lines from 1.
 _SHELL = "; ".join(
     (
@@ -108,7 +110,7 @@ class BashTool:
         backstop_s = wall_s + _GRACE_S + _BACKSTOP_S
         result = await sandbox.exec([*watched, *shell], timeout_s=backstop_s)
         refuse_our_failures(result)
-        if result.exit_code in (124, 137) and result.duration_s >= wall_s:
+        if result.exit_code in _ENDED_BY_TIMEOUT and result.duration_s >= wall_s:
             result.status = SandboxStatus.TIMEOUT
         return result
 
