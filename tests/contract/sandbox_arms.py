@@ -1,8 +1,8 @@
 """The sandbox backends that the contract holds for, and how each is built on this machine.
 
-An arm is a context manager that yields a backend not yet started, with whatever it needs around
-it. It raises :class:`ArmUnavailable`, saying why, where this machine cannot run it; a machine on
-which CI runs (root, with apt) can run all.
+An arm opens a backend that is not yet started, with whatever it needs around it. It raises
+:class:`ArmUnavailable`, saying why, where this machine cannot run it; a machine on which CI runs
+(root, with apt) can run all.
 """
 
 from __future__ import annotations
@@ -10,7 +10,11 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import re
+import shutil
+import signal
 import subprocess
+import tempfile
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -37,6 +41,15 @@ class ArmUnavailable(Exception):
 
 
 @dataclass(slots=True, kw_only=True)
+class Arm:
+    """How a backend is built here, shared and with infrastructure of its own."""
+
+    open: Callable[[], AbstractContextManager[SandboxBackend]]
+    open_fragile: Callable[[], AbstractContextManager[tuple[SandboxBackend, Callable[[], object]]]]
+    """A backend beside all others, and what takes its infrastructure away (from a thread)."""
+
+
+@dataclass(slots=True, kw_only=True)
 class StartedBackend:
     """A started backend, and the event loop it lives on."""
 
@@ -58,7 +71,7 @@ class StartedBackend:
 @contextmanager
 def started(name: str) -> Iterator[StartedBackend]:
     """Build and start an arm for the body; close it however the body ends."""
-    with ARMS[name]() as backend, asyncio.Runner() as runner:
+    with ARMS[name].open() as backend, asyncio.Runner() as runner:
         arm = StartedBackend(name=name, backend=backend, runner=runner)
         try:
             arm.run(backend.start())
@@ -102,8 +115,15 @@ def _engine_folder() -> Path:
     return folder
 
 
-def _control_engine(verb: str) -> str:
-    done = subprocess.run([str(_ENGINE), verb], capture_output=True, text=True, timeout=600)
+def _control_engine(verb: str, folder: str | None = None) -> str:
+    own = {} if folder is None else {"AGENTRL_DOCKER_DIR": folder}
+    done = subprocess.run(
+        [str(_ENGINE), verb],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, **own},
+    )
     if done.returncode == _CANNOT_RUN_HERE:
         raise ArmUnavailable(done.stderr.strip())
     assert done.returncode == 0, done.stderr
@@ -111,13 +131,25 @@ def _control_engine(verb: str) -> str:
 
 
 @contextmanager
-def local_arm() -> Iterator[SandboxBackend]:
+def _open_local() -> Iterator[SandboxBackend]:
     """Bubblewrap on this machine."""
     yield LocalBackend()
 
 
 @contextmanager
-def docker_arm() -> Iterator[SandboxBackend]:
+def _open_fragile_local() -> Iterator[tuple[SandboxBackend, Callable[[], object]]]:
+    """Its infrastructure is the zygote."""
+    backend = LocalBackend()
+
+    def lose() -> None:
+        assert backend._zygote is not None
+        os.kill(backend._zygote.inner_pid, signal.SIGKILL)
+
+    yield backend, lose
+
+
+@contextmanager
+def _open_docker() -> Iterator[SandboxBackend]:
     """Containers of an engine on this machine, from an image of this machine's Python."""
     with docker_engine() as address:
         image = build_local_image(base_url=address)
@@ -125,26 +157,85 @@ def docker_arm() -> Iterator[SandboxBackend]:
 
 
 @contextmanager
-def http_arm() -> Iterator[SandboxBackend]:
+def _open_fragile_docker() -> Iterator[tuple[SandboxBackend, Callable[[], object]]]:
+    """An engine beside the one that others use."""
+    _engine_folder()
+    folder = tempfile.mkdtemp(prefix="agentrl-", dir="/run")  # a socket's path has to be short
+    try:
+        address = _control_engine("start", folder)
+        image = build_local_image(base_url=address)
+        backend = DockerBackend(base_url=address, image=image, idle_boxes=0)
+        yield backend, lambda: _control_engine("stop", folder)
+    finally:
+        _control_engine("stop", folder)
+        shutil.rmtree(folder)
+
+
+@contextmanager
+def _open_http() -> Iterator[SandboxBackend]:
     """A sandbox server on this machine, with two workers over bubblewrap."""
     with serving("--workers", "2") as server:
         yield server.backend()
 
 
 @contextmanager
-def e2b_arm() -> Iterator[SandboxBackend]:
+def _open_fragile_http() -> Iterator[tuple[SandboxBackend, Callable[[], object]]]:
+    """Its infrastructure is the server."""
+    with serving("--workers", "1") as server:
+        yield server.backend(create_timeout_s=5.0), server.process.kill
+
+
+@contextmanager
+def _open_e2b() -> Iterator[SandboxBackend]:
     """E2B's official SDK against a stand-in for the service."""
     with ExitStack() as stack:
-        try:
-            backend = stack.enter_context(e2b_backend())
-        except SandboxUnavailable as error:
-            raise ArmUnavailable(str(error)) from None
-        yield backend
+        yield _enter_e2b(stack)
 
 
-ARMS: dict[str, Callable[[], AbstractContextManager[SandboxBackend]]] = {
-    "local": local_arm,
-    "docker": docker_arm,
-    "http": http_arm,
-    "e2b": e2b_arm,
+@contextmanager
+def _open_fragile_e2b() -> Iterator[tuple[SandboxBackend, Callable[[], object]]]:
+    """Its infrastructure is the stand-in."""
+    with ExitStack() as stack:
+        yield _enter_e2b(stack), stack.close
+
+
+def _enter_e2b(stack: ExitStack) -> SandboxBackend:
+    try:
+        return stack.enter_context(e2b_backend())
+    except SandboxUnavailable as error:
+        raise ArmUnavailable(str(error)) from None
+
+
+def kill_first_process(marker: str) -> None:
+    """Kill the first process of the box in which a command has this word, as the kernel might."""
+    namespaces = {
+        os.readlink(f"/proc/{pid}/ns/pid")
+        for pid in _pids()
+        if marker.encode() in _read(f"/proc/{pid}/cmdline").split(b"\0")
+    } - {os.readlink("/proc/self/ns/pid")}
+    (namespace,) = namespaces
+    for pid in _pids():
+        numbers = re.search(rb"^NSpid:(.*)$", _read(f"/proc/{pid}/status"), re.MULTILINE)
+        if numbers is None or numbers[1].split()[-1] != b"1":
+            continue
+        if os.readlink(f"/proc/{pid}/ns/pid") == namespace:
+            os.kill(pid, signal.SIGKILL)
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError:
+        return b""
+
+
+ARMS: dict[str, Arm] = {
+    "local": Arm(open=_open_local, open_fragile=_open_fragile_local),
+    "docker": Arm(open=_open_docker, open_fragile=_open_fragile_docker),
+    "http": Arm(open=_open_http, open_fragile=_open_fragile_http),
+    "e2b": Arm(open=_open_e2b, open_fragile=_open_fragile_e2b),
 }

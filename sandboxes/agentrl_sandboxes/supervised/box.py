@@ -147,7 +147,8 @@ class SupervisedSandbox:
         self._dead = self._dead or "the sandbox is closed"
         self._kill()
         try:
-            async with asyncio.timeout(_CLOSE_S):
+            # A call that still runs reads the end itself: a channel has one reader.
+            async with asyncio.timeout(_CLOSE_S), self._turn:
                 while await self._channel.receive():
                     pass
         except (TimeoutError, OSError):
@@ -215,6 +216,8 @@ class SupervisedSandbox:
 
     async def _explain(self, closed: ChannelClosed) -> BoxDied:
         """Return how the box died; raises :class:`SandboxError` if that was no fault of its."""
+        if self._closing is not None:
+            raise SandboxError("the sandbox was closed while a call ran in it")
         if not closed.witnessed:
             raise SandboxError("the process that holds all sandboxes has died")
         if self._autopsy is not None:
