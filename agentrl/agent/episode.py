@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from agentrl.agent.branch import BranchPoint, as_inherited
 from agentrl.agent.call_format import opens_thought
 from agentrl.agent.conversation import Conversation, DriftSample
-from agentrl.agent.failures import classify, named
+from agentrl.agent.episode_tools import EpisodeTools
+from agentrl.agent.failures import classify, from_env, named
 from agentrl.agent.grading import grade
 from agentrl.agent.messages import answer_message, as_messages, tool_messages
 from agentrl.agent.request import EpisodeRequest
@@ -20,11 +21,7 @@ from agentrl.agent.sampling import sample_turn, scripted_turn
 from agentrl.agent.timing import Timed
 from agentrl.env.base import Episode, Observation, ScriptedPolicy
 from agentrl.env.hosted import Hosted
-from agentrl.errors import AgentRLError, EnvError, RenderError, RewardError, SandboxError
-from agentrl.seeding import derive_seed
-from agentrl.tool.base import ToolContext
-from agentrl.tool.executor import ToolExecutor
-from agentrl.tool.workspace import WORKSPACE, Workspace
+from agentrl.errors import AgentRLError, EnvError, RenderError
 from agentrl.types import (
     Action,
     Generation,
@@ -60,19 +57,7 @@ class EpisodeRun:
         self._policy = policy
         self._branch = request.branch
         self._conversation = Conversation(loop.renderer, loop.schemas)
-        self._tools = ToolExecutor(
-            loop.toolbox,
-            make_context=self._tool_context,
-            cut=loop.renderer.cut,
-            seed=request.seed,
-            num_calls=None if request.branch is None else request.branch.num_calls,
-            close_timeout_s=loop.limits.close_timeout_s,
-        )
-        self._workspace = Workspace(
-            loop.sandboxes,
-            limits=loop.toolbox.workspace_limits,
-            load_state=lambda: self._from_env(env.tool_state(WORKSPACE)),
-        )
+        self._tools = EpisodeTools(loop, env, request)
         self._turns: list[Turn] = []
         self._num_inherited = 0
         self._info: dict[str, Any] = {}
@@ -80,7 +65,6 @@ class EpisodeRun:
         self._num_sampled = 0
         self._error: str | None = None
         self._wall_clock_limited = False
-        self._artifacts: dict[str, bytes] = {}
         self._timings_s: dict[str, float] = {}
 
     # ------------------------------------------------------------------ the whole episode
@@ -92,7 +76,9 @@ class EpisodeRun:
         try:
             stop_reason = await self._guarded(self._converse_in_time())
             # Before grading: what the agent left running must not touch what is graded.
-            stop_reason = await self._end_tools(stop_reason)
+            keep = not stop_reason.is_failure
+            ended = await self._guarded(self._tools.end(keep_artifacts=keep))
+            stop_reason = ended or stop_reason
             drift = self._verify()
             if not stop_reason.is_failure:
                 graded = await self._guarded(self._grade())
@@ -296,16 +282,13 @@ class EpisodeRun:
         if not action.tool_calls:
             return None
         start = time.perf_counter()
-        await self._tools.run_turn(action.tool_calls, turn.tool_results)
+        await self._tools.run(action.tool_calls, turn.tool_results)
         statuses = [result.status for result in turn.tool_results]
         self._wall_clock_limited |= ToolStatus.TIMEOUT in statuses
         if ToolStatus.INFRA_ERROR in statuses:
-            last = turn.tool_results[-1]
-            self._error = turn.error = f"tool {last.name}: {last.content}"
-            if isinstance(self._tools.failure, RewardError):
-                return StopReason.REWARD_ERROR
-            is_sandbox = isinstance(self._tools.failure, SandboxError)
-            return StopReason.SANDBOX_ERROR if is_sandbox else StopReason.TOOL_INFRA_ERROR
+            failed = turn.tool_results[statuses.index(ToolStatus.INFRA_ERROR)]
+            self._error = turn.error = f"tool {failed.name}: {failed.content}"
+            return self._tools.failure
         turn.timings_s["tools"] = time.perf_counter() - start
         return None
 
@@ -367,23 +350,7 @@ class EpisodeRun:
     # ------------------------------------------------------------------ the parts around it
 
     async def _from_env(self, call: Awaitable[T]) -> T:
-        """Await the environment; whatever it raises is an error with a type of ours."""
-        try:
-            return await call
-        except (AgentRLError, asyncio.CancelledError):
-            raise
-        except Exception as error:
-            raise EnvError(f"environment {self._request.env_id!r} raised {named(error)}") from error
-
-    async def _tool_context(self, tool: str) -> ToolContext:
-        key = self._loop.toolbox.state_keys[tool]
-        return ToolContext(
-            trajectory_id=self._request.trajectory_id,
-            seed=derive_seed(self._request.seed, "tool", tool),
-            sandboxes=self._loop.sandboxes,
-            state=await self._from_env(self._env.tool_state(key)),
-            workspace=self._workspace.open,
-        )
+        return await from_env(self._request.env_id, call)
 
     async def _grade(self) -> Score:
         episode = Episode(
@@ -393,7 +360,7 @@ class EpisodeRun:
             info=self._info,
             sandboxes=self._loop.sandboxes,
             turn_rewards=[turn.reward for turn in self._turns],
-            artifacts=self._artifacts,
+            artifacts=self._tools.artifacts,
             num_inherited_tokens=0 if self._branch is None else self._branch.num_sampled,
         )
         with self._timed("reward"):
@@ -417,20 +384,8 @@ class EpisodeRun:
         closing.add_done_callback(_closings.discard)
         await asyncio.shield(closing)
 
-    async def _end_tools(self, stop_reason: StopReason) -> StopReason:
-        """Close the tools and the workspace; keep the files that are to be graded."""
-        await self._tools.close()
-        if self._env.artifacts and not stop_reason.is_failure:
-            taken = await self._guarded(self._workspace.take(self._env.artifacts))
-            if isinstance(taken, StopReason):
-                return taken
-            self._artifacts = taken
-        await self._workspace.close()
-        return stop_reason
-
     async def _close_parts(self) -> None:
-        await self._tools.close()
-        await self._workspace.close()
+        await self._tools.end(keep_artifacts=False)
         if self._loop.end_session is not None:
             try:
                 async with asyncio.timeout(self._loop.limits.close_timeout_s):

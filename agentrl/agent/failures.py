@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections.abc import Awaitable
+from typing import TypeVar
 
 from agentrl.errors import (
     AgentRLError,
@@ -16,6 +19,8 @@ from agentrl.errors import (
     SandboxUnavailable,
 )
 from agentrl.types import GenerateRequest, Generation, StopReason
+
+T = TypeVar("T")
 
 _STOP_REASONS: tuple[tuple[type[AgentRLError], StopReason], ...] = (
     (EnvTimeout, StopReason.ENV_TIMEOUT),
@@ -42,6 +47,16 @@ def classify(error: AgentRLError) -> StopReason | None:
 def named(error: BaseException) -> str:
     """Return type and message of an error."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+async def from_env(env_id: str, call: Awaitable[T]) -> T:
+    """Await a call of an environment; whatever it raises is an error with a type of ours."""
+    try:
+        return await call
+    except (AgentRLError, asyncio.CancelledError):
+        raise
+    except Exception as error:
+        raise EnvError(f"environment {env_id!r} raised {named(error)}") from error
 
 
 def check_generation(generation: Generation, request: GenerateRequest) -> None:
