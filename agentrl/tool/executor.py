@@ -34,6 +34,8 @@ Cut = Callable[[str, int], tuple[str, int]]
 _INFRASTRUCTURE = (SandboxError, InfrastructureError, ConnectionError)
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
+_MAX_FAILURE_CHARS = 2000
+"""Of a failure of ours, which the record keeps and no model is shown."""
 _MAX_TOKEN_CHARS = 64
 """Characters per token up to which an answer that is no text is written out."""
 
@@ -172,8 +174,8 @@ class ToolExecutor:
                 answer = await self._answer(call, binding, timeout_s)
         if answer.status is ToolStatus.INFRA_ERROR:
             self.failure = self.failure or answer.failure
-        content, num_cut = answer.content, 0
-        if binding is not None:
+        content, num_cut = answer.content[:_MAX_FAILURE_CHARS], 0
+        if binding is not None and answer.status is not ToolStatus.INFRA_ERROR:
             content, num_cut = self._shorten(answer, binding.spec.limits.max_output_tokens)
         return ToolResult(
             name="unknown" if binding is None else call.name,
