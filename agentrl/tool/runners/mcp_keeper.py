@@ -82,7 +82,7 @@ class Relay:
         *lines, rest = chunk.split(b"\n")
         for line in lines:
             if not self._skipping:
-                _write(self._line + line + b"\n")
+                self._pass(self._line + line + b"\n")
             self._line, self._skipping = b"", False
         if not self._skipping:
             self._line += rest
@@ -90,22 +90,28 @@ class Relay:
                 self._refuse()
         return True
 
+    @staticmethod
+    def _pass(line: bytes) -> None:
+        if line.lstrip().startswith((b"{", b"[")):
+            _write(1, line)
+        else:  # no message: what a program prints by mistake
+            _write(2, line)
+
     def _refuse(self) -> None:
         found = _REQUEST_ID.search(self._line[:4096])
         if found is None:
-            sys.stderr.write(f"a message without id is longer than {self._max_line} bytes\n")
-            sys.stderr.flush()
+            _write(2, b"a message without id is longer than %d bytes\n" % self._max_line)
             _end()
         else:
-            _write(_TOO_LONG % (found.group(1), self._max_line))
+            _write(1, _TOO_LONG % (found.group(1), self._max_line))
         self._line, self._skipping = b"", True
 
 
-def _write(data: bytes) -> None:
+def _write(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         try:
-            view = view[os.write(1, view) :]
+            view = view[os.write(descriptor, view) :]
         except BrokenPipeError:
             _end()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -29,6 +30,13 @@ _CLOSE_S = 8.0
 _MAX_STDERR_BYTES = 2000
 _CONNECTION_CLOSED = -32000
 _MAX_PAGES = 50
+_TALKATIVE = (
+    "mcp.client.stdio",
+    "mcp.client.streamable_http",
+    "mcp.client.session",
+    "mcp.shared.jsonrpc_dispatcher",
+)
+"""Loggers of the SDK that write down what a server sent, which may be a secret."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -134,7 +142,8 @@ class McpSession:
         except MCPError as error:
             self._lost = self._lost or error.code == _CONNECTION_CLOSED
             if self._lost:
-                raise InfrastructureError(self._told(f"was lost: {error.message}")) from None
+                why = self._faults.last or error.message
+                raise InfrastructureError(self._told(f"was lost: {why}")) from None
             if self._faults.num_seen > num_faults:
                 raise InfrastructureError(self._told(f"failed: {self._faults.last}")) from None
             raise ToolError(self._server.cleared(error.message)) from None
@@ -157,6 +166,8 @@ class McpSession:
     async def _own(self) -> None:
         import mcp
 
+        for name in _TALKATIVE:
+            logging.getLogger(name).addFilter(_without_content)
         try:
             async with self._transport() as transport, mcp.Client(transport, cache=None) as client:
                 self._ready.set_result(client)
@@ -211,6 +222,13 @@ class McpSession:
         said = self._faults.stderr.decode("utf-8", "replace").strip()
         text = f"the MCP server {self._server.label} {problem}"
         return self._server.cleared(f"{text}; it wrote: {said}" if said else text)
+
+
+def _without_content(record: logging.LogRecord) -> bool:
+    """Keep what the SDK says, without the error that quotes what a server sent."""
+    record.exc_info = record.exc_text = None
+    record.msg, record.args = str(record.msg), ()
+    return True
 
 
 class _Faults:

@@ -5,12 +5,13 @@ The SDK tells its caller of a lost server in the same words as of a call that th
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+import json
+from collections.abc import Callable
 
 import httpx2
 
 _LOST_SESSION = (401, 403, 404, 410)
+_INTERNAL_ERROR = -32603
 
 
 class WatchedTransport(httpx2.AsyncHTTPTransport):
@@ -18,7 +19,8 @@ class WatchedTransport(httpx2.AsyncHTTPTransport):
 
     Args:
         see: is told of every fault.
-        max_bytes: of an answer that is no event stream; more is a fault.
+        max_bytes: of an answer that is no event stream; a longer one is answered in its place as a
+            failed request of JSON-RPC.
     """
 
     def __init__(self, see: Callable[[str], None], *, max_bytes: int) -> None:
@@ -30,33 +32,33 @@ class WatchedTransport(httpx2.AsyncHTTPTransport):
         """See httpx2."""
         try:
             response = await super().handle_async_request(request)
+            if response.status_code >= 500 or response.status_code in _LOST_SESSION:
+                self._see(f"status {response.status_code}")
+            if response.headers.get("content-type", "").startswith("text/event-stream"):
+                return response
+            return await self._bounded(request, response)
         except Exception as error:
             self._see(f"{type(error).__name__}: {error}")
             raise
-        if response.status_code >= 500 or response.status_code in _LOST_SESSION:
-            self._see(f"status {response.status_code}")
-        if not response.headers.get("content-type", "").startswith("text/event-stream"):
-            response.stream = _Bounded(response.stream, self._see, self._max_bytes)
-        return response
 
-
-class _Bounded(httpx2.AsyncByteStream):
-    def __init__(self, inner: Any, see: Callable[[str], None], max_bytes: int) -> None:
-        self._inner = inner
-        self._see = see
-        self._max_bytes = max_bytes
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        num_bytes = 0
+    async def _bounded(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
+        body = bytearray()
         try:
-            async for chunk in self._inner:
-                num_bytes += len(chunk)
-                if num_bytes > self._max_bytes:
-                    raise httpx2.ReadError(f"an answer longer than {self._max_bytes} bytes")
-                yield chunk
-        except Exception as error:
-            self._see(f"{type(error).__name__}: {error}")
-            raise
+            async for chunk in response.stream:  # pyright: ignore[reportGeneralTypeIssues]
+                body += chunk
+                if len(body) > self._max_bytes:
+                    return self._too_long(request)
+        finally:
+            await response.aclose()
+        return httpx2.Response(
+            response.status_code, headers=response.headers, content=bytes(body), request=request
+        )
 
-    async def aclose(self) -> None:
-        await self._inner.aclose()
+    def _too_long(self, request: httpx2.Request) -> httpx2.Response:
+        message = f"the answer is longer than {self._max_bytes} bytes; ask for less"
+        answer = {
+            "jsonrpc": "2.0",
+            "id": json.loads(request.content).get("id"),
+            "error": {"code": _INTERNAL_ERROR, "message": message},
+        }
+        return httpx2.Response(200, json=answer, request=request)
