@@ -17,9 +17,12 @@ CREATE TABLE documents (number INTEGER PRIMARY KEY, id TEXT UNIQUE, title TEXT, 
 CREATE VIRTUAL TABLE words USING fts5(
   title, text, content='documents', content_rowid='number', tokenize='porter unicode61');
 """
+# Ranked first and read then: a join of all that matches would read every text.
 _SEARCH = f"""
-SELECT id, documents.title, documents.text FROM words JOIN documents ON number = words.rowid
-WHERE words MATCH ? ORDER BY bm25(words, {_TITLE_WEIGHT}, 1.0), number LIMIT ?
+SELECT id, title, text FROM (
+  SELECT rowid AS place, bm25(words, {_TITLE_WEIGHT}, 1.0) AS score FROM words
+  WHERE words MATCH ? ORDER BY score, place LIMIT ?
+) JOIN documents ON number = place ORDER BY score, place
 """
 
 

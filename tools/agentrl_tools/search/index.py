@@ -15,6 +15,12 @@ from agentrl_tools.search.corpus import Document, read_corpus
 
 _MAX_TERMS = 32
 _WORD = re.compile(r"\w+")
+_COMMON = re.compile(
+    "a|about|an|and|are|as|at|be|been|but|by|can|did|do|does|for|from|had|has|have|he|her|his|how|"
+    "i|if|in|into|is|it|its|may|not|of|on|or|s|she|so|such|than|that|the|their|them|then|there|"
+    "these|they|this|to|was|were|what|when|where|which|who|whom|whose|why|will|with|would"
+)
+"""English words in so many texts that they cost most of a query's time and tell nothing."""
 
 
 class Index(Protocol):
@@ -41,9 +47,12 @@ _lock = threading.Lock()
 
 
 def terms_of(query: str) -> list[str]:
-    """Return the distinct words of a query: whatever else it holds is no syntax."""
-    words = (word.lower() for word in _WORD.findall(query))
-    return list(dict.fromkeys(words))[:_MAX_TERMS]
+    """Return the distinct words of a query: whatever else it holds is no syntax.
+
+    Words that are in most texts are left out, unless there are no others.
+    """
+    words = list(dict.fromkeys(word.lower() for word in _WORD.findall(query)))
+    return ([word for word in words if not _COMMON.fullmatch(word)] or words)[:_MAX_TERMS]
 
 
 def open_index(*, engine: str, corpus: Path | None, index: Path | None) -> Index:

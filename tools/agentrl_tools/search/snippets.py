@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
-_NO_WORD = re.compile(r"\W+")
+_MARKS = "\"'()[]{}<>,.;:!?-/*"
 _STEM_CHARS = 4
 
 
@@ -14,9 +13,9 @@ def snippet(text: str, terms: Sequence[str], num_words: int) -> str:
     words = text.split()
     if len(words) <= num_words:
         return " ".join(words)
-    hits = [_term_in(word, terms) for word in words]
-    start = _best_start(hits, len(terms), num_words)
-    inside = [place for place in range(start, start + num_words) if hits[place] is not None]
+    hits = _places(words, terms)
+    start = _best_start(hits, len(words), num_words)
+    inside = [place for place, _ in hits if start <= place < start + num_words]
     if inside:
         slack = num_words - (inside[-1] - inside[0] + 1)
         start = min(max(0, inside[0] - slack // 2), len(words) - num_words)
@@ -25,25 +24,33 @@ def snippet(text: str, terms: Sequence[str], num_words: int) -> str:
     return before + " ".join(words[start : start + num_words]) + after
 
 
-def _best_start(hits: Sequence[int | None], num_terms: int, num_words: int) -> int:
-    counts = [0] * num_terms
-    best_start, best = 0, -1
-    for end, hit in enumerate(hits):
-        if hit is not None:
-            counts[hit] += 1
-        start = end - num_words + 1
-        if start > 0 and (left := hits[start - 1]) is not None:
-            counts[left] -= 1
-        distinct = sum(count > 0 for count in counts)
-        if start >= 0 and distinct > best:
-            best_start, best = start, distinct
-    return best_start
+def _places(words: Sequence[str], terms: Sequence[str]) -> list[tuple[int, int]]:
+    """Return (place of a word, number of the term that it is a form of)."""
+    number_of = {term: number for number, term in enumerate(terms)}
+    long_terms = (term for term in terms if len(term) >= _STEM_CHARS)
+    stems = {term[: max(_STEM_CHARS, len(term) - 3)]: number_of[term] for term in long_terms}
+    any_stem = tuple(stems)
+    found = []
+    for place, word in enumerate(words):
+        plain = word.lower().strip(_MARKS)
+        number = number_of.get(plain)
+        if number is None and plain.startswith(any_stem):
+            number = next(n for stem, n in stems.items() if plain.startswith(stem))
+        if number is not None:
+            found.append((place, number))
+    return found
 
 
-def _term_in(word: str, terms: Sequence[str]) -> int | None:
-    plain = _NO_WORD.sub("", word.lower())
-    for number, term in enumerate(terms):
-        stem = term[: max(_STEM_CHARS, len(term) - 3)]
-        if plain == term or (len(term) > _STEM_CHARS and plain.startswith(stem)):
-            return number
-    return None
+def _best_start(hits: Sequence[tuple[int, int]], num_all: int, num_words: int) -> int:
+    """Return where the first window with the most distinct terms begins."""
+    best_start, best = 0, 0
+    for index, (start, _) in enumerate(hits):  # the best of all windows begins at one of them
+        inside = set()
+        for later in range(index, len(hits)):
+            place, number = hits[later]
+            if place >= start + num_words:
+                break
+            inside.add(number)
+        if len(inside) > best:
+            best_start, best = start, len(inside)
+    return min(best_start, num_all - num_words)

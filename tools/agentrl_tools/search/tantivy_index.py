@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.extras import missing_extra
 from agentrl_tools.search.corpus import Document
 
-_TITLE_WEIGHT = 2.0
+_TITLE_WEIGHT = 2
+"""As often the words of a title count: scored apart, they would outweigh any text."""
 _WRITER_BYTES = 128 << 20
 
 
@@ -26,17 +29,17 @@ def build(documents: Iterable[Document], path: Path) -> None:
         raise DataError(f"{path} exists already; remove it or name another folder")
     schema = tantivy.SchemaBuilder()
     schema.add_text_field("id", stored=True, tokenizer_name="raw")
-    for name in ("title", "text"):
-        schema.add_text_field(name, stored=True, tokenizer_name="en_stem")
+    schema.add_text_field("words", tokenizer_name="en_stem")
+    schema.add_bytes_field("document", stored=True, indexed=False)
     try:
         path.mkdir(parents=True)
         index = tantivy.Index(schema.build(), path=str(path))
         # One thread, so that documents, and with them ties, stay in corpus order.
         writer = index.writer(_WRITER_BYTES, num_threads=1)
         for document in documents:
-            writer.add_document(
-                tantivy.Document(id=document.id, title=document.title, text=document.text)
-            )
+            words = "\n".join((*[document.title] * _TITLE_WEIGHT, document.text))
+            stored = json.dumps(astuple(document)).encode()
+            writer.add_document(tantivy.Document(id=document.id, words=words, document=stored))
         writer.commit()
         writer.wait_merging_threads()
     except (OSError, ValueError) as error:
@@ -58,8 +61,7 @@ class TantivyIndex:
         """See :class:`agentrl_tools.search.index.Index`."""
         query = self._index.parse_query(
             " ".join(f'"{term}"' for term in terms),  # words only: nothing in them needs escaping
-            ["title", "text"],
-            field_boosts={"title": _TITLE_WEIGHT},
+            ["words"],
         )
         return self._documents(query, limit)
 
@@ -72,9 +74,7 @@ class TantivyIndex:
     def _documents(self, query: Any, limit: int) -> list[Document]:
         hits = self._searcher.search(query, limit, count=False).hits
         stored = (self._searcher.doc(address) for _, address in hits)
-        return [
-            Document(*(str(row.get_first(f)) for f in ("id", "title", "text"))) for row in stored
-        ]
+        return [Document(*json.loads(bytes(row.get_first("document")))) for row in stored]
 
 
 def _module() -> Any:
