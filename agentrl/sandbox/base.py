@@ -118,7 +118,11 @@ class Sandbox(Protocol):
         ...
 
     async def close(self) -> None:
-        """Kill every process and free everything. Idempotent, safe after a crash."""
+        """Kill every process and free everything. Idempotent, safe after a crash.
+
+        Raises:
+            SandboxError: whoever holds the sandbox could not be told; it ends by its own lease.
+        """
         ...
 
 

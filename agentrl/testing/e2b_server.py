@@ -344,7 +344,12 @@ def e2b_server(api_key: str) -> Iterator[tuple[str, E2BServer]]:
         raise SandboxUnavailable(missing_extra("e2b,server", "the stand-in for E2B")) from None
     stand_in = E2BServer(api_key)
     config = uvicorn.Config(
-        stand_in.application(), port=0, log_level="error", lifespan="on", loop="asyncio"
+        stand_in.application(),
+        port=0,
+        log_level="error",
+        lifespan="on",
+        loop="asyncio",
+        timeout_graceful_shutdown=1,  # streams of processes would keep it up for their life
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, name="e2b-stand-in", daemon=True)
@@ -358,5 +363,7 @@ def e2b_server(api_key: str) -> Iterator[tuple[str, E2BServer]]:
     try:
         yield f"http://127.0.0.1:{port}", stand_in
     finally:
+        while stand_in.machines:  # streams of their processes would keep the server up
+            stand_in.machines.popitem()[1].kill()
         server.should_exit = True
         thread.join(_START_S)

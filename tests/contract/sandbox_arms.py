@@ -209,21 +209,28 @@ def _enter_e2b(stack: ExitStack) -> SandboxBackend:
 def kill_first_process(marker: str) -> None:
     """Kill the first process of the box in which a command has this word, as the kernel might."""
     namespaces = {
-        os.readlink(f"/proc/{pid}/ns/pid")
+        _pid_namespace(pid)
         for pid in _pids()
         if marker.encode() in _read(f"/proc/{pid}/cmdline").split(b"\0")
-    } - {os.readlink("/proc/self/ns/pid")}
+    } - {_pid_namespace(os.getpid())}
     (namespace,) = namespaces
     for pid in _pids():
         numbers = re.search(rb"^NSpid:(.*)$", _read(f"/proc/{pid}/status"), re.MULTILINE)
         if numbers is None or numbers[1].split()[-1] != b"1":
             continue
-        if os.readlink(f"/proc/{pid}/ns/pid") == namespace:
+        if _pid_namespace(pid) == namespace:
             os.kill(pid, signal.SIGKILL)
 
 
 def _pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _pid_namespace(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return ""
 
 
 def _read(path: str) -> bytes:

@@ -36,7 +36,9 @@ class Container:
     """Owns the socket from here on."""
     facts: dict[str, Any] = field(default_factory=dict)
     removal: asyncio.Task[None] | None = None
-    closing: asyncio.Task[None] | None = None
+    closing: asyncio.Task[Any] | None = None
+    lost: str | None = None
+    """Why the engine did not remove it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,7 +102,7 @@ class Fleet:
         if entry.box is None:
             self._remove(entry)
         else:
-            entry.closing = asyncio.create_task(entry.box.close())
+            entry.closing = asyncio.create_task(_close_quietly(entry.box))
 
     async def reap(self) -> int:
         """Remove every container on this engine that nobody owns; return how many.
@@ -124,7 +126,8 @@ class Fleet:
             *(
                 entry.box.close() if entry.box is not None else self._remove(entry)
                 for entry in list(self._containers.values())
-            )
+            ),
+            return_exceptions=True,
         )
 
     def _start_container(self, api: Any, entry: Container) -> None:
@@ -155,6 +158,8 @@ class Fleet:
         async def release() -> None:
             await asyncio.shield(self._remove(entry))
             self._containers.pop(entry.name, None)
+            if entry.lost is not None:
+                raise SandboxError(f"a sandbox's container could not be removed: {entry.lost}")
 
         return SupervisedSandbox(
             channel,
@@ -174,8 +179,9 @@ class Fleet:
     async def _finish(self, entry: Container) -> None:
         try:
             await self.engine.call(lambda api: reaper.remove(api, entry.name), _REMOVE_S)
-        except SandboxError:
-            self.leaked += 1  # it ends with its channel; the next start removes what is left
+        except SandboxError as error:
+            entry.lost = str(error)  # it ends with its channel; the next start removes the rest
+            self.leaked += 1
         if entry.box is None:
             self._containers.pop(entry.name, None)
             if entry.sock is not None:
@@ -214,3 +220,8 @@ class Fleet:
             if not seen["State"]["Running"] or loop.time() > end_s:
                 return seen["State"]
             await asyncio.sleep(0.02)
+
+
+async def _close_quietly(box: SupervisedSandbox) -> None:
+    with contextlib.suppress(SandboxError):  # counted as leaked
+        await box.close()

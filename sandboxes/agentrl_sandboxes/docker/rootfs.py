@@ -86,26 +86,26 @@ def collect(python: str = "/usr/bin/python3") -> Rootfs:
         )
     binary = Path(os.path.realpath(python))
     stdlib = Path(_ask(python, "-I", "-c", "import os; print(os.path.dirname(os.__file__))"))
-    files = {_inside(binary): binary, "usr/bin/busybox": Path(os.path.realpath(busybox))}
+    files = {inside(binary): binary, "usr/bin/busybox": Path(os.path.realpath(busybox))}
     for source in _stdlib_files(stdlib):
-        files[_inside(source)] = source
+        files[inside(source)] = source
     links = {name: "busybox" for name in _applets(busybox)}
     programs = [binary, *(path for path in files.values() if path.suffix == ".so")]
     bash = shutil.which("bash", path="/usr/bin:/bin")
     if bash is not None:
         files["usr/bin/bash"] = Path(os.path.realpath(bash))
         programs.append(files["usr/bin/bash"])
-    for library in _libraries(programs):
-        files[_inside(library)] = Path(os.path.realpath(library))
+    for library in libraries(programs):
+        files[inside(library)] = Path(os.path.realpath(library))
     for name in ("usr/bin/python3", "usr/bin/python"):
         if name not in files:
-            links[name] = "/" + _inside(binary)
+            links[name] = "/" + inside(binary)
     for name in files:
         links.pop(name, None)
     return Rootfs(files=files, links=links)
 
 
-def _inside(path: Path) -> str:
+def inside(path: Path) -> str:
     """The path in the image, whose /bin and /lib are links below /usr."""
     name = str(path).lstrip("/")
     return f"usr/{name}" if re.match(r"(lib|lib64|bin|sbin)/", name) else name
@@ -125,7 +125,7 @@ def _applets(busybox: str) -> list[str]:
     return [f"usr/bin/{name}" for name in names if "/" not in name and name != "busybox"]
 
 
-def _libraries(programs: list[Path]) -> list[Path]:
+def libraries(programs: list[Path]) -> list[Path]:
     """Shared libraries, and the loader, of these programs, by the paths they are asked for."""
     listed = subprocess.run(
         ["ldd", *map(str, programs)], capture_output=True, text=True, timeout=_TOOL_S, check=False
