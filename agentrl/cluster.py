@@ -38,6 +38,7 @@ from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.engines import READ_SHAPES_ONLY
 from agentrl.rollout.groups import GroupPlan
 from agentrl.rollout.producer import CutGroup, RunGroup
+from agentrl.rollout.serving.stats import merged
 from agentrl.rollout.tasks import Dispatch
 from agentrl.rollouts import FitToModel, OneOwner, TakesTurns
 from agentrl.sandbox.opening import open_sandboxes
@@ -85,27 +86,43 @@ class PlaygroundHost:
         """End the episodes of a prompt with what they have."""
         await self.runners[purpose].cut(dispatch)
 
+    def metrics(self) -> dict[str, float]:
+        """Return what the replicas have done."""
+        return self.ground.engine.metrics()
+
 
 @asynccontextmanager
-async def open_host(spec: HostSpec) -> AsyncIterator[PlaygroundHost]:
+async def open_host(spec: HostSpec, index: int) -> AsyncIterator[PlaygroundHost]:
     """Open everything that plays, with weights that are yet to come.
+
+    Args:
+        index: of the worker.
 
     Raises:
         AgentRLError: whatever of it cannot be used in this process.
     """
-    environments = make_environments(spec.config.env, spec.config.tools)
-    shapes_only = spec.config.rollout.engine.id in READ_SHAPES_ONLY
-    device = "meta" if shapes_only else spec.config.model.device
+    config = worker_config(spec.config, index)
+    environments = make_environments(config.env, config.tools)
+    shapes_only = config.rollout.engine.id in READ_SHAPES_ONLY
+    device = "meta" if shapes_only else config.model.device
     model = await asyncio.to_thread(spec.blueprint.build, device=device)
     async with open_playground(
-        spec.config,
+        config,
         environments,
         examples=spec.examples,
         served=model,
         reward_models=spec.reward_models,
     ) as ground:
-        runners = {name: ground.groups(spec.config, plan) for name, plan in spec.groups.items()}
+        runners = {name: ground.groups(config, plan) for name, plan in spec.groups.items()}
         yield PlaygroundHost(ground, runners)
+
+
+def worker_config(config: Config, index: int) -> Config:
+    """Give a worker a port of its own: several of them may be on one machine."""
+    serving = config.rollout.serving
+    port = serving.metrics_port and serving.metrics_port + index
+    rollout = replace(config.rollout, serving=replace(serving, metrics_port=port))
+    return replace(config, rollout=rollout)
 
 
 # ---------------------------------------------------------------- in the driver
@@ -156,16 +173,18 @@ class ClusterWeights:
         """Pack, send, load and compare; see :meth:`RolloutPool.load` and `update`.
 
         Returns:
-            ``weight_sync/{seconds,bytes,checksum_ok}``, and what became of workers and groups since
-            the start of the run: ``cluster/{rollout_worker_restarts,replayed_groups}``.
+            ``weight_sync/{seconds,bytes,checksum_ok}``, what became of workers and groups since
+            the start of the run, ``cluster/{rollout_worker_restarts,replayed_groups}``, and the
+            workers' ``serving/*`` together.
         """
         start = time.perf_counter()
         if self._transport == OBJECT_STORE:
             num_bytes = await self._publish_through_store(version)
         else:
             num_bytes = await self._publish_directly(version)
-        return {
-            "weight_sync/seconds": time.perf_counter() - start,
+        seconds = time.perf_counter() - start
+        return merged(await self._pool.metrics()) | {
+            "weight_sync/seconds": seconds,
             "weight_sync/bytes": float(num_bytes),
             "weight_sync/checksum_ok": 1.0,
             "cluster/rollout_worker_restarts": self._pool.num_restarts,

@@ -106,6 +106,12 @@ def cluster_problems(config: Config) -> Iterator[str]:
         yield missing_extra("ray", "cluster=ray")
     if not 1 <= config.rollout.workers <= _MAX_WORKERS:
         yield f"rollout.workers={config.rollout.workers}: must be between 1 and {_MAX_WORKERS}"
+    port, last = config.rollout.serving.metrics_port, 65536 - config.rollout.workers
+    if last < port <= 65535:
+        yield (
+            f"rollout.serving.metrics_port={port} with rollout.workers={config.rollout.workers}: "
+            f"each takes the next port; use at most {last}"
+        )
     if not 0 <= cluster.gpus <= MAX_RANKS:
         yield f"cluster.gpus={cluster.gpus}: must be at least 0, and at most {MAX_RANKS}"
     if cluster.max_restarts < 0:

@@ -63,7 +63,9 @@ def ray_spawner(
     )
 
     def spawn(index: int) -> RayRolloutHandle:
-        return RayRolloutHandle(actor.remote(stored, setup, may_stay=copied), index=index)
+        return RayRolloutHandle(
+            actor.remote(stored, setup, index=index, may_stay=copied), index=index
+        )
 
     return spawn
 
@@ -93,6 +95,10 @@ class RayRolloutHandle:
     async def cut(self, purpose: str, dispatch: Dispatch) -> None:
         """Have the episodes of a prompt end there with what they have."""
         await self._call(self._actor.cut.remote(purpose, dispatch))
+
+    async def metrics(self) -> dict[str, float]:
+        """Say what its engine has done."""
+        return await self._call(self._actor.metrics.remote())
 
     async def load(self, shipment: Shipment) -> ServedWeights:
         """Fetch the buckets to the worker's node and load them."""
@@ -159,9 +165,10 @@ class RayRolloutHandle:
 
     def _raised(self, error: RayTaskError) -> AgentRLError:
         cause = error.cause
+        text = str(error)  # with the traceback; what Ray raises has it in no attribute
         if not isinstance(cause, AgentRLError):
-            return WorkerError(f"{self._label} raised {error.traceback_str}")
-        cause.add_note(f"in {self._label}:\n{error.traceback_str}")
+            return WorkerError(f"{self._label} raised {text}")
+        cause.add_note(f"in {self._label}:\n{text}")
         return cause
 
 

@@ -26,6 +26,9 @@ from agentrl.weights.served import ServedWeights, refuse_other_weights
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
+METRICS_TIMEOUT_S = 10.0
+"""For a worker to say what its engines have done."""
+
 
 class RolloutHandle(Protocol):
     """A rollout worker somewhere else. Methods raise WorkerLost where its process is gone."""
@@ -40,6 +43,10 @@ class RolloutHandle(Protocol):
 
     async def cut(self, purpose: str, dispatch: Dispatch) -> None:
         """Have the episodes of a prompt end with what they have; ``run_group`` returns it."""
+        ...
+
+    async def metrics(self) -> dict[str, float]:
+        """Return what its engine has done since it was opened."""
         ...
 
     async def load(self, shipment: Shipment) -> ServedWeights:
@@ -247,6 +254,24 @@ class RolloutPool:
         member.num_groups -= 1
         async with self._changed:
             self._changed.notify_all()
+
+    async def metrics(self) -> list[dict[str, float]]:
+        """Return what the engines of the living workers have done since each was opened.
+
+        One that does not answer in time is left out.
+
+        Raises:
+            WorkerLost: see :meth:`run_group`.
+        """
+        found: list[dict[str, float]] = []
+
+        async def ask(_: _Member, handle: RolloutHandle) -> None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(METRICS_TIMEOUT_S):
+                    found.append(await handle.metrics())
+
+        await self._on_every(ask)
+        return found
 
     # ------------------------------------------------------------------ lost workers
 

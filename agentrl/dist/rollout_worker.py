@@ -50,9 +50,13 @@ class RolloutHost(Protocol):
         """End the episodes of a prompt with what they have."""
         ...
 
+    def metrics(self) -> dict[str, float]:
+        """Return what the engine has done since it was opened, as flat numbers."""
+        ...
 
-OpenHost = Callable[[], AbstractAsyncContextManager[RolloutHost]]
-"""Can be pickled: it is called in the worker's process."""
+
+OpenHost = Callable[[int], AbstractAsyncContextManager[RolloutHost]]
+"""Number of the worker -> what plays. Can be pickled: it is called in the worker's process."""
 
 
 _PASSED_ON = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "CUBLAS_", "HF_", "TOKENIZERS_", "AGENTRL_")
@@ -114,12 +118,16 @@ class RolloutWorker:
     Args:
         open_host: opens what plays, in this process.
         setup: applied before anything else is imported.
+        index: number of the worker.
         may_stay: see :meth:`ProcessSetup.apply`.
     """
 
-    def __init__(self, open_host: OpenHost, setup: ProcessSetup, *, may_stay: bool = False) -> None:
+    def __init__(
+        self, open_host: OpenHost, setup: ProcessSetup, *, index: int = 0, may_stay: bool = False
+    ) -> None:
         setup.apply(may_stay=may_stay)
         self._open_host = open_host
+        self._index = index
         self._host: RolloutHost | None = None
         self._serving: asyncio.Task[None] | None = None
         self._leave = asyncio.Event()
@@ -140,7 +148,7 @@ class RolloutWorker:
     async def _serve(self, ready: asyncio.Future[RolloutHost]) -> None:
         """Hold the host open: one task enters and leaves it."""
         try:
-            async with self._open_host() as host:
+            async with self._open_host(self._index) as host:
                 ready.set_result(host)
                 await self._leave.wait()
         except BaseException as error:
@@ -174,6 +182,10 @@ class RolloutWorker:
     async def cut(self, purpose: str, dispatch: Dispatch) -> None:
         """End the episodes of a prompt with what they have; :meth:`run_group` returns that."""
         await self._started().cut(purpose, dispatch)
+
+    async def metrics(self) -> dict[str, float]:
+        """Return what the engine has done since this process opened it."""
+        return self._started().metrics()
 
     async def load(self, version: int, *buckets: Bucket) -> ServedWeights:
         """Take over weights in place, once no request is unfinished, and say what is served.

@@ -164,6 +164,7 @@ def test_rollout_workers_change_nothing_even_where_one_is_killed(work: Path, clu
     last = [json.loads(line) for line in RunDir(ray_run).metrics_path.open()][-1]
     assert last["cluster/rollout_worker_restarts"] == 1, "it was killed and not replaced"
     assert last["weight_sync/checksum_ok"] == 1
+    assert last["serving/turns"] > 0 and last["serving/replicas"] == 2  # of both workers
 
 
 # ---------------------------------------------------------------- two ranks learn

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.cluster import cpus_needed, refuse_too_small
+from agentrl.cluster import cpus_needed, refuse_too_small, worker_config
 from agentrl.config.load import load
 from agentrl.dist.placement import NodeResources
 from agentrl.errors import ConfigError
@@ -56,3 +56,13 @@ def test_cpus_count_ranks_of_all_pools_and_workers() -> None:
         "cluster.cpus_per_rollout_worker=.5",
     ]
     assert cpus_needed(load([*RAY, *more])) == 4
+
+
+def test_workers_of_one_machine_offer_their_metrics_at_ports_of_their_own() -> None:
+    ports = ["rollout.workers=3", "rollout.serving.metrics_port=9000"]
+    for overrides, expected in ((ports, [9000, 9001, 9002]), (["rollout.workers=3"], [0, 0, 0])):
+        config = load([*RAY, *overrides])
+        found = [worker_config(config, i).rollout.serving.metrics_port for i in range(3)]
+        assert found == expected
+    with pytest.raises(ConfigError, match=r"metrics_port=65534 with rollout.workers=3.*65533"):
+        load([*RAY, "rollout.workers=3", "rollout.serving.metrics_port=65534"])

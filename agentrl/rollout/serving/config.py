@@ -43,7 +43,8 @@ class ServingConfig:
     """Before a lost replica is started again; doubled, up to a minute, each time it is lost again
     before it has served anything."""
     metrics_port: int = 0
-    """TCP port on which the metrics are offered to Prometheus, on 127.0.0.1; 0 opens none."""
+    """TCP port on which the metrics are offered to Prometheus, on 127.0.0.1; 0 opens none. On a
+    cluster rollout worker ``i`` has this port plus ``i``, on its own machine."""
 
 
 def serving_problems(config: ServingConfig, *, key: str = "rollout.serving") -> Iterable[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agentrl.types import Generation
@@ -59,6 +59,8 @@ COUNTERS = (
     "sampled_tokens", "cached_tokens", "affinity_kept", "affinity_moved",
 )  # fmt: skip
 
+_RATE, _PROMPT_TOKENS = "serving/cache_hit_rate", "serving/prompt_tokens"
+
 
 def metrics(
     stats: ServingStats, *, running: Mapping[int, int], waiting: int, serving: int
@@ -79,6 +81,27 @@ def metrics(
     found |= {f"serving/{name}": getattr(stats, name) for name in COUNTERS}
     found |= {f"serving/replica_{number}/running": count for number, count in running.items()}
     return {name: float(value) for name, value in found.items()}
+
+
+def merged(sets: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the numbers of several sets of replicas as those of one, replicas numbered through.
+
+    Args:
+        sets: of :func:`metrics`.
+    """
+    total: dict[str, float] = {}
+    cached = num_replicas = 0.0
+    for found in sets:
+        first, cached = int(num_replicas), cached + found[_RATE] * found[_PROMPT_TOKENS]
+        for key, value in found.items():
+            scope, _, rest = key.removeprefix("serving/").partition("/")
+            if rest:  # of one replica
+                num_replicas += 1
+                key = f"serving/replica_{first + int(scope.removeprefix('replica_'))}/{rest}"
+            total[key] = total.get(key, 0.0) + value
+    if total:
+        total[_RATE] = cached / max(total[_PROMPT_TOKENS], 1.0)
+    return total
 
 
 def prometheus_text(found: Mapping[str, float]) -> str:

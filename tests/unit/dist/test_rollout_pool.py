@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agentrl.dist import rollout_pool
 from agentrl.dist.rollout_pool import RolloutPool
 from agentrl.dist.weight_sync.place import Target
 from agentrl.dist.weight_sync.shipment import Shipment
@@ -71,6 +72,9 @@ class Fake:
             raise WorkerLost(f"worker {self.index} is gone")
         self.cuts.append((purpose, dispatch.index))
         self.go.set()
+
+    async def metrics(self) -> dict[str, float]:
+        return {"serving/turns": float(self.index)}
 
     async def load(self, shipment: Shipment) -> ServedWeights:
         if self.stuck:
@@ -333,5 +337,31 @@ def test_what_ends_a_run_comes_out_of_the_call() -> None:
         await pool.close()
         with pytest.raises(EngineError, match="closed"):
             await pool.run_group("train", dispatch(1))
+
+    run(main())
+
+
+def test_metrics_come_from_the_living_and_a_silent_worker_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rollout_pool, "METRICS_TIMEOUT_S", 0.01)
+
+    async def main() -> None:
+        crew = Crew()
+        pool = crew.pool(num_workers=3)
+        await pool.start()
+
+        async def silent() -> dict[str, float]:
+            await asyncio.Event().wait()
+            return {}
+
+        async def gone() -> dict[str, float]:
+            raise WorkerLost("gone")
+
+        crew.made[0].metrics, crew.made[1].metrics = silent, gone
+        assert await pool.metrics() == [{"serving/turns": 2.0}]
+        await settle()
+        assert pool.num_restarts == 1
+        await pool.close()
 
     run(main())

@@ -43,10 +43,13 @@ class Host:
     async def cut(self, purpose: str, dispatch: Dispatch) -> None:
         self.events.append(f"cut {purpose} {dispatch.index}")
 
+    def metrics(self) -> dict[str, float]:
+        return {}
+
 
 def opener(host: Host) -> Callable[[], Any]:
     @asynccontextmanager
-    async def open_host() -> AsyncIterator[Host]:
+    async def open_host(index: int) -> AsyncIterator[Host]:
         host.events.append("opened")
         await host.engine.start()
         try:
@@ -148,7 +151,7 @@ def test_what_ends_a_group_never_takes_the_process_along(
 
 def test_an_error_while_opening_comes_out_of_start() -> None:
     @asynccontextmanager
-    async def broken() -> AsyncIterator[Host]:
+    async def broken(index: int) -> AsyncIterator[Host]:
         raise ConfigError("no such environment")
         yield
 
