@@ -165,6 +165,7 @@ class Supervisor:
         if self._interpreter is not None and self._interpreter.used:
             self._lost_state = True
         self._kill_all()
+        self._oom_kills.grew()  # what the kernel did meanwhile is no fault of the next call
         for child in self._children:
             child.close()
         self._children.clear()
