@@ -122,7 +122,9 @@ def fork_command(
 
 def forbid_core_dumps() -> None:
     """Keep a crash of this process and its children from the host's core files and handler."""
-    resource.setrlimit(resource.RLIMIT_CORE, (_NO_CORE, _NO_CORE))
+    _, most = resource.getrlimit(resource.RLIMIT_CORE)
+    limit = 0 if most == 0 else _NO_CORE
+    resource.setrlimit(resource.RLIMIT_CORE, (limit, limit))
 
 
 def limit_resources(limits: dict[str, Any], counts_user: bool) -> None:

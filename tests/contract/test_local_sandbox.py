@@ -10,17 +10,44 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from agentrl_sandboxes.local import LocalBackend, UnsafeBackend, launcher
-from sandbox_host import alive, run_scenario
+from host_state import alive, descendants, list_local
 
 from agentrl.errors import SandboxError, SandboxUnavailable, ToolError
 from agentrl.sandbox.base import Sandbox, SandboxBackend, SandboxLimits, SandboxStatus
 from agentrl.sandbox.pool import SandboxPool
 
 LIMITS = SandboxLimits(wall_s=2.0)
+T = TypeVar("T")
+
+
+def run_scenario(scenario: Callable[[LocalBackend], Awaitable[T]], deadline_s: float = 60.0) -> T:
+    """Run a scenario on a backend of its own; the host must look as before afterwards."""
+
+    async def main() -> T:
+        backend = LocalBackend()
+        before = descendants()
+        async with asyncio.timeout(deadline_s):
+            await backend.start()
+            try:
+                result = await scenario(backend)
+                ours = descendants() - before
+                assert ours, "the boxes are processes below this one"
+            finally:
+                await backend.close()
+        assert not alive(ours)
+        return result
+
+    asyncio.run(asyncio.sleep(0))  # what a first loop leaves open is none of the backend's
+    before = list_local()
+    result = asyncio.run(main())
+    assert list_local() == before
+    return result
 
 
 def test_a_cell_keeps_names_and_shows_its_trailing_expression():
@@ -240,7 +267,7 @@ _HOST = """
 import asyncio, sys
 from agentrl.sandbox.base import SandboxLimits
 from agentrl_sandboxes.local import LocalBackend
-from sandbox_host import descendants
+from host_state import descendants
 
 async def main():
     backend = LocalBackend()
