@@ -80,6 +80,7 @@ async def play(env_id: str, demos: list[Demonstration], *, sandboxed: bool) -> l
         ("code_sandbox", True),
         (f"{EXAMPLE}:HideAndSeek", False),
         (f"{EXAMPLES}/graded_files/env.py:WriteProgram", True),
+        (f"{EXAMPLES}/tools/env.py:FillTheGap", True),
     ],
 )
 def test_a_written_demonstration_is_what_really_happens(env_id: str, sandboxed: bool) -> None:

@@ -14,9 +14,9 @@ def snippet(text: str, terms: Sequence[str], num_words: int) -> str:
     if len(words) <= num_words:
         return " ".join(words)
     hits = _places(words, terms)
-    start = _best_start(hits, len(words), num_words)
-    inside = [place for place, _ in hits if start <= place < start + num_words]
-    if inside:
+    start = _best_start(hits, num_words)
+    if start:  # the beginning reads best as it is; elsewhere the words come into the middle
+        inside = [place for place, _ in hits if start <= place < start + num_words]
         slack = num_words - (inside[-1] - inside[0] + 1)
         start = min(max(0, inside[0] - slack // 2), len(words) - num_words)
     before = "... " if start else ""
@@ -41,16 +41,22 @@ def _places(words: Sequence[str], terms: Sequence[str]) -> list[tuple[int, int]]
     return found
 
 
-def _best_start(hits: Sequence[tuple[int, int]], num_all: int, num_words: int) -> int:
-    """Return where the first window with the most distinct terms begins."""
-    best_start, best = 0, 0
-    for index, (start, _) in enumerate(hits):  # the best of all windows begins at one of them
-        inside = set()
-        for later in range(index, len(hits)):
-            place, number = hits[later]
-            if place >= start + num_words:
-                break
-            inside.add(number)
-        if len(inside) > best:
-            best_start, best = start, len(inside)
-    return min(best_start, num_all - num_words)
+def _best_start(hits: Sequence[tuple[int, int]], num_words: int) -> int:
+    """Return where the first window with the most distinct terms begins: at 0, or with a term."""
+    best_start, best = 0, _num_distinct(hits, 0, num_words)
+    for index, (start, _) in enumerate(hits):
+        distinct = _num_distinct(hits, index, start + num_words)
+        if distinct > best:
+            best_start, best = start, distinct
+    return best_start
+
+
+def _num_distinct(hits: Sequence[tuple[int, int]], index: int, end: int) -> int:
+    """Count the terms of the hits from an index on that lie before a place."""
+    seen: set[int] = set()
+    for later in range(index, len(hits)):
+        place, number = hits[later]
+        if place >= end:
+            break
+        seen.add(number)
+    return len(seen)
