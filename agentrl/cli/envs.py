@@ -99,7 +99,7 @@ def _facts(env_id: str, kwargs: dict[str, Any], split: str) -> dict[str, Any]:
     from agentrl.env.base import Env
     from agentrl.env.registry import env_class, make_env
     from agentrl.env.table import converted
-    from agentrl.env.validate import check_names, check_reset
+    from agentrl.env.validate import check_reset, check_tools
     from agentrl.rollout.tasks import check_tasks, read_split
 
     label = f"environment {env_id!r}"
@@ -112,7 +112,7 @@ def _facts(env_id: str, kwargs: dict[str, Any], split: str) -> dict[str, Any]:
         "id": env_id,
         "summary": inspect.getdoc(cls) or "",
         "arguments": str(inspect.signature(cls)),
-        "tools": list(check_names(env.tools, env=label, field="tools")),
+        "tools": list(check_tools(env.tools, env=label)),
         f"tasks ({split})": len(tasks),
     }
     if len(tasks):

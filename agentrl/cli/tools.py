@@ -28,13 +28,13 @@ command.add_command(serve)
 def list_tools(as_json: bool) -> None:
     """List registered tools."""
     from agentrl.errors import AgentRLError
-    from agentrl.tool.spec import find_spec, tool_registry
+    from agentrl.tool.spec import find_specs, tool_registry
 
     rows: list[dict[str, str]] = []
     for name in tool_registry.names():
         try:
-            spec = find_spec(name)
-            rows.append({"name": name, "summary": spec.description.split("\n")[0]})
+            for spec in find_specs(name):
+                rows.append({"name": name, "summary": spec.description.split("\n")[0]})
         except AgentRLError as error:
             rows.append({"name": name, "summary": f"broken: {error}"})
     if as_json:
@@ -45,14 +45,25 @@ def list_tools(as_json: bool) -> None:
 
 
 @command.command("check")
-@click.argument("tool", metavar="NAME_OR_YAML")
-@click.option("--allow-import", multiple=True, help="Module prefix the spec may import.")
-def check(tool: str, allow_import: tuple[str, ...]) -> None:
-    """Check a tool's spec, import what it names, and print what the model is shown."""
+@click.argument("tools", metavar="NAME_OR_YAML ...", nargs=-1, required=True)
+@click.option("--allow-import", multiple=True, help="Module prefix the specs may import.")
+@click.option("--allow-command", multiple=True, help="Program the specs may start.")
+def check(
+    tools: tuple[str, ...], allow_import: tuple[str, ...], allow_command: tuple[str, ...]
+) -> None:
+    """Check specs, import and ask what they name, and print what the model is shown."""
     from agentrl.tool.binding import Toolbox
 
-    toolbox = Toolbox([tool], allow_import=allow_import)
+    toolbox = Toolbox(tools, allow_import=allow_import, allow_command=allow_command)
     click.echo(json.dumps(toolbox.schemas, indent=2))
+
+
+@command.command("schema")
+def schema() -> None:
+    """Print the JSON Schema of a spec file, for editors."""
+    from agentrl.tool.file_schema import spec_file_schema
+
+    click.echo(json.dumps(spec_file_schema(), indent=2))
 
 
 @command.command("call")
@@ -65,11 +76,18 @@ def check(tool: str, allow_import: tuple[str, ...]) -> None:
     help="What an environment's tool_state would hand to the tools.",
 )
 @click.option("--allow-import", multiple=True, help="Module prefix the specs may import.")
-def call(calls: tuple[str, ...], state_json: str, allow_import: tuple[str, ...]) -> None:
+@click.option("--allow-command", multiple=True, help="Program the specs may start.")
+def call(
+    calls: tuple[str, ...],
+    state_json: str,
+    allow_import: tuple[str, ...],
+    allow_command: tuple[str, ...],
+) -> None:
     """Call tools, as the model would: agentrl tools call calculator '{"expression": "1+1"}'.
 
     Several calls (a tool and its arguments each) are made in order, in one trajectory: state and
-    workspace last from one to the next. Exit code 1 where a tool did not answer.
+    workspace last from one to the next. SPEC.yaml#NAME is one tool of several. Exit code 1 where a
+    tool did not answer.
     """
     from agentrl.errors import ToolError
     from agentrl.types import ToolStatus
@@ -83,7 +101,7 @@ def call(calls: tuple[str, ...], state_json: str, allow_import: tuple[str, ...])
     values = [_json_object(text, "the arguments are") for text in texts]
     state = _json_object(state_json, "--state is")
     failed = False
-    for result in asyncio.run(_call(tools, values, state, allow_import)):
+    for result in asyncio.run(_call(tools, values, state, allow_import, allow_command)):
         click.echo(result.content)
         if result.status is not ToolStatus.OK:
             click.echo(f"status: {result.status}", err=True)
@@ -117,6 +135,7 @@ async def _call(
     values: Sequence[dict[str, Any]],
     state: dict[str, Any],
     allow_import: tuple[str, ...],
+    allow_command: tuple[str, ...],
 ) -> list[ToolResult]:
     from agentrl.sandbox.config import SandboxConfig
     from agentrl.sandbox.opening import open_sandboxes
@@ -126,7 +145,8 @@ async def _call(
     from agentrl.tool.workspace import Workspace
     from agentrl.types import ToolCall
 
-    toolbox = Toolbox(list(dict.fromkeys(tools)), allow_import=allow_import)
+    entries = dict.fromkeys(tool.partition("#")[0] for tool in tools)
+    toolbox = Toolbox(list(entries), allow_import=allow_import, allow_command=allow_command)
     names = {entry: name for name, entry in toolbox.state_keys.items()}
 
     async def given_state() -> dict[str, Any]:
@@ -147,7 +167,9 @@ async def _call(
         executor = ToolExecutor(toolbox, make_context=context, cut=lambda text, limit: (text, 0))
         try:
             return [
-                await executor.run(ToolCall(name=names[tool], arguments=arguments))
+                await executor.run(
+                    ToolCall(name=tool.partition("#")[2] or names[tool], arguments=arguments)
+                )
                 for tool, arguments in zip(tools, values, strict=True)
             ]
         finally:

@@ -17,7 +17,14 @@ from agentrl.env.base import AsyncEnv, Episode, Observation, Rubric, missing_for
 from agentrl.env.config import EnvConfig
 from agentrl.env.hosted import HostedRubric
 from agentrl.env.table import EnvSource, converted, pickled_state
-from agentrl.env.validate import check_names, check_reset, check_rubric, check_score, check_step
+from agentrl.env.validate import (
+    check_names,
+    check_reset,
+    check_rubric,
+    check_score,
+    check_step,
+    check_tools,
+)
 from agentrl.errors import AgentRLError, EnvError, EnvTimeout, RewardError, RewardTimeout
 from agentrl.types import Action, Score
 
@@ -112,7 +119,7 @@ class AsyncHostedEnv:
         with converted(self._label, "the constructor"):
             self._env: AsyncEnv = source.make()
         with converted(self._label, "tools, artifacts or rubric"):
-            self.tools = check_names(self._env.tools, env=self._label, field="tools")
+            self.tools = check_tools(self._env.tools, env=self._label)
             wanted = getattr(self._env, "artifacts", ())  # optional in the protocol
             self.artifacts = check_names(wanted, env=self._label, field="artifacts")
             check_rubric(self._env.rubric, env=self._label)

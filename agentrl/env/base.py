@@ -31,7 +31,7 @@ ends there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeAlias
 
@@ -88,7 +88,8 @@ class Env(gymnasium.Env[Any, Any]):
 
     Class attributes a subclass may set:
 
-    * ``tools``: names of registered tools, or paths of YAML specs, that the model may call.
+    * ``tools``: names of registered tools, paths of YAML specs, or functions marked with
+      ``@agentrl.tool.tool``, that the model may call.
     * ``artifacts``: patterns (``*.py``, ``src/*``) of the files that the agent is to make in its
       workspace; the rubric finds them in ``Episode.artifacts``.
     * ``rubric``: gives the outcome reward. Without one, the outcome is 0 and only the rewards of
@@ -99,7 +100,7 @@ class Env(gymnasium.Env[Any, Any]):
       interpreter lock can be ended. The default for ``./file.py`` environments.
     """
 
-    tools: Sequence[str] = ()
+    tools: Sequence[str | Callable[..., Any]] = ()
     artifacts: Sequence[str] = ()
     rubric: Rubric | None = None
     sandboxed: ClassVar[bool] = False
@@ -219,7 +220,7 @@ class Demonstration:
 class AsyncEnv(Protocol):
     """The same interface with coroutines, for environments that wait on a network."""
 
-    tools: Sequence[str]
+    tools: Sequence[str | Callable[..., Any]]
     rubric: Rubric | None
 
     def tasks(self, split: str) -> Sequence[Task]:

@@ -17,7 +17,14 @@ from typing import Any
 
 from agentrl.env.base import Env, Episode, Observation, Rubric
 from agentrl.env.registry import make_env
-from agentrl.env.validate import check_names, check_reset, check_rubric, check_score, check_step
+from agentrl.env.validate import (
+    check_names,
+    check_reset,
+    check_rubric,
+    check_score,
+    check_step,
+    check_tools,
+)
 from agentrl.errors import AgentRLError, ConfigError, EnvError, RewardError, ToolError
 from agentrl.kwargs import check_kwargs
 from agentrl.types import Action, Score
@@ -82,6 +89,7 @@ class _Entry:
     env: Env
     label: str
     name: str
+    tools: tuple[str, ...]
 
 
 class EnvTable:
@@ -107,11 +115,11 @@ class EnvTable:
         if not isinstance(env, Env):
             raise EnvError(f"{name}: {type(env).__name__} is no agentrl.Env")
         with converted(name, "tools, artifacts or rubric"):  # each may be a property
-            tools = check_names(env.tools, env=name, field="tools")
+            tools = check_tools(env.tools, env=name)
             artifacts = check_names(env.artifacts, env=name, field="artifacts")
             rubric = env.rubric
             check_rubric(rubric, env=name)
-        self._entries[key] = _Entry(env, name, name)
+        self._entries[key] = _Entry(env, name, name, tools)
         is_async = rubric is not None and inspect.iscoroutinefunction(rubric.score)
         return EnvFacts(
             tools=tools,
@@ -128,7 +136,7 @@ class EnvTable:
         with converted(entry.label, "reset"):
             value = entry.env.reset(seed=seed, options=options)
         observation, info = check_reset(value, env=entry.label)
-        states = {tool: self.tool_state(key, tool) for tool in entry.env.tools}
+        states = {tool: self.tool_state(key, tool) for tool in entry.tools}
         return ResetAnswer(
             observation=observation,
             info=info,

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from agentrl.env.base import Observation
-from agentrl.errors import EnvError, RewardError
+from agentrl.errors import EnvError, RewardError, ToolSpecError
 from agentrl.finite import REWARD_LIMIT, check_reward, got
+from agentrl.tool.decorator import entry_of
 from agentrl.types import Score
 
 _ROLES = ("system", "user", "assistant", "tool")
@@ -106,6 +107,20 @@ def check_names(value: Any, *, env: str, field: str) -> tuple[str, ...]:
     return tuple(value)
 
 
+def check_tools(value: Any, *, env: str) -> tuple[str, ...]:
+    """Return the tools that an environment names; a function marked with ``@tool`` by where it is.
+
+    Raises:
+        EnvError: no list of names and marked functions.
+    """
+    is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+    try:
+        named = [entry_of(tool) if callable(tool) else tool for tool in value] if is_list else value
+    except ToolSpecError as error:
+        raise EnvError(f"{env}: tools: {error}") from error
+    return check_names(named, env=env, field="tools")
+
+
 def check_rubric(value: Any, *, env: str) -> None:
     """Refuse a rubric that cannot score.
 
@@ -151,6 +166,7 @@ def _check_info(value: Any, *, where: str) -> dict[str, Any]:
 __all__ = [
     "REWARD_LIMIT",
     "check_names",
+    "check_tools",
     "check_reset",
     "check_reward",
     "check_rubric",

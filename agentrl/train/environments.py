@@ -11,7 +11,7 @@ from agentrl.env.base import Env
 from agentrl.env.config import EnvConfig
 from agentrl.env.entries import EnvEntry, environments
 from agentrl.env.registry import make_env
-from agentrl.env.validate import check_names
+from agentrl.env.validate import check_tools
 from agentrl.errors import ConfigError
 from agentrl.tool.binding import Toolbox
 from agentrl.tool.config import ToolsConfig
@@ -44,9 +44,10 @@ def make_environments(config: EnvConfig, tools: ToolsConfig | None = None) -> li
     for entry in environments(config):
         env = make_env(entry.config.id, entry.config.kwargs, key=f"{entry.key}.kwargs")
         toolbox = Toolbox(
-            check_names(env.tools, env=f"environment {entry.config.id!r}", field="tools"),
+            check_tools(env.tools, env=f"environment {entry.config.id!r}"),
             replace=tools.specs,
             allow_import=tools.allow_import,
+            allow_command=tools.allow_command,
             breaker=tools.breaker,
         )
         made.append(Environment(entry=entry, env=env, toolbox=toolbox))
