@@ -23,6 +23,7 @@ from pathlib import Path
 
 from agentrl.errors import SandboxError
 from agentrl.sandbox.base import SandboxLimits, SandboxReport
+from agentrl_sandboxes.local.owner import owner_label, owner_lives
 from agentrl_sandboxes.supervised import inside
 from agentrl_sandboxes.supervised.box import SupervisedSandbox
 from agentrl_sandboxes.supervised.channel import SocketChannel
@@ -34,6 +35,7 @@ _MAIN = (
     "del sys.path[0]; main()"
 )
 _FOLDER = str(Path(inside.__file__).parents[1])
+_PREFIX = "agentrl-unsafe-"
 _CREATE_S = 20.0
 _EXIT_S = 5.0
 _WARNING = (
@@ -51,9 +53,10 @@ class UnsafeBackend:
         self._threads: ThreadPoolExecutor | None = None
 
     async def start(self) -> None:
-        """Warn; there is nothing to prepare."""
+        """Warn, and remove what owners left that no longer live."""
         warnings.warn(_WARNING, RuntimeWarning, stacklevel=2)
         self._threads = ThreadPoolExecutor(2, "agentrl-unsafe-sandbox")
+        await asyncio.get_running_loop().run_in_executor(self._threads, _sweep_folders)
 
     async def create(self, limits: SandboxLimits) -> SupervisedSandbox:
         """Start one process with a new temporary directory."""
@@ -65,7 +68,7 @@ class UnsafeBackend:
             near, far = socket.socketpair()
         except OSError as error:
             raise SandboxError(f"no channel for a sandbox: {error}; see `ulimit -n`") from None
-        folder = Path(tempfile.mkdtemp(prefix="agentrl-unsafe-"))
+        folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{owner_label()}-"))
         try:
             process = await loop.run_in_executor(self._threads, _spawn, far, limits, folder)
         except OSError as error:
@@ -141,6 +144,12 @@ def _spawn(far: socket.socket, limits: SandboxLimits, folder: Path) -> subproces
             "PYTHONDONTWRITEBYTECODE": "1",
         },
     )
+
+
+def _sweep_folders() -> None:
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        if not owner_lives(folder.name.removeprefix(_PREFIX)):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _shut(channel: socket.socket) -> None:
