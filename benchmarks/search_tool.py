@@ -103,7 +103,7 @@ def measure(corpus: Path, number: int, seed: int, folder: Path) -> list[dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description="Queries per second of the search tool.")
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--queries", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from sandbox_arms import StartedBackend
 
 from agentrl.sandbox.base import Sandbox, SandboxBackend, SandboxLimits
 from agentrl.tool.base import ToolContext
 from agentrl.tool.binding import Toolbox
 from agentrl.tool.executor import ToolExecutor
+from agentrl.tool.spec import tool_registry
 from agentrl.tool.workspace import Workspace
 from agentrl.types import ToolCall, ToolResult, ToolStatus
 
@@ -39,10 +42,14 @@ class Direct:
 
 @asynccontextmanager
 async def trajectory(
-    sandboxes: Direct, *, files: Mapping[str, str] | None = None, **state: Any
+    sandboxes: Direct,
+    *,
+    files: Mapping[str, str] | None = None,
+    specs: Mapping[str, str] | None = None,
+    **state: Any,
 ) -> AsyncIterator[Call]:
     """The tools of one trajectory, as the agent loop opens and closes them."""
-    toolbox = Toolbox(TOOLS)
+    toolbox = Toolbox(TOOLS, replace=specs)
 
     async def workspace_state() -> Mapping[str, Any]:
         return {"files": files or {}}
@@ -68,6 +75,15 @@ async def trajectory(
     finally:
         await executor.close()
         await workspace.close()
+
+
+def hurried(name: str, folder: Path) -> dict[str, str]:
+    """A tool whose calls may take a second, for ``trajectory(specs=...)``."""
+    spec = yaml.safe_load(tool_registry.get(name).read_text())
+    spec["kwargs"] = {**spec["kwargs"], "wall_s": 1.0}
+    file = folder / f"{name}.yaml"
+    file.write_text(yaml.safe_dump(spec))
+    return {name: str(file)}
 
 
 def test_all_tools_see_one_workspace(backend: StartedBackend):
@@ -142,20 +158,14 @@ def test_what_an_environment_sets_up_is_there(backend: StartedBackend):
 
 
 def test_a_command_that_hangs_is_stopped_and_python_keeps_its_names(
-    backend: StartedBackend, monkeypatch: pytest.MonkeyPatch
+    backend: StartedBackend, tmp_path: Path
 ):
     async def scenario() -> list[ToolResult]:
-        async with trajectory(Direct(backend.backend)) as call:
+        async with trajectory(Direct(backend.backend), specs=hurried("bash", tmp_path)) as call:
             await call("python", code="n = 7")
             stuck = await call("bash", command="export K=1; echo begun; sleep 60")
             return [stuck, await call("bash", command="echo next"), await call("python", code="n")]
 
-    from agentrl_tools.bash.tool import BashTool
-
-    made = BashTool.__init__
-    monkeypatch.setattr(
-        BashTool, "__init__", lambda self, **more: made(self, **more | {"wall_s": 1.0})
-    )
     stuck, following, python = backend.run(scenario())
     assert stuck.content == "begun\ntimeout: stopped after 1 s"
     assert stuck.status is ToolStatus.OK
@@ -237,9 +247,7 @@ def test_an_edit_that_finds_no_room_leaves_the_file_as_it_was(backend: StartedBa
     assert listed.content == "a.txt (4 bytes)"
 
 
-def test_a_hostile_tree_is_searched_in_bounds(
-    backend: StartedBackend, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_hostile_tree_is_searched_in_bounds(backend: StartedBackend, tmp_path: Path):
     tree = """
 import os
 os.symlink("/etc", "etc"); os.symlink(".", "loop"); os.mkfifo("fifo")
@@ -252,7 +260,9 @@ for i in range(60): open("many%02d" % i, "w").write("many")
 """
 
     async def scenario() -> list[ToolResult]:
-        async with trajectory(Direct(backend.backend)) as call:
+        async with trajectory(
+            Direct(backend.backend), specs=hurried("search_files", tmp_path)
+        ) as call:
             await call("python", code=f"n = 7\n{tree}")
             return [
                 await call("search_files", pattern="passwd"),
@@ -263,12 +273,6 @@ for i in range(60): open("many%02d" % i, "w").write("many")
                 await call("python", code="n"),
             ]
 
-    from agentrl_tools.search_files.tool import SearchFiles
-
-    made = SearchFiles.__init__
-    monkeypatch.setattr(
-        SearchFiles, "__init__", lambda self, **more: made(self, **more | {"wall_s": 1.0})
-    )
     found, many, slow, literal, broken, python = backend.run(scenario())
     lines = found.content.split("\n")
     assert lines[0] == "/".join(["d"] * 50) + "/f:1: passwd here"
