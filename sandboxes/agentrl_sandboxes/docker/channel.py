@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 
@@ -19,6 +20,7 @@ class AttachedChannel:
     """
 
     def __init__(self, sock: socket.socket) -> None:
+        self._plain = sock
         self._socket = SocketChannel(sock)
         self._header = bytearray()
         self._stream = 0
@@ -47,6 +49,11 @@ class AttachedChannel:
     async def send(self, data: bytes) -> None:
         """Send to standard input, which has no frames."""
         await self._socket.send(data)
+
+    def hang_up(self) -> None:
+        """End the container's standard input: its supervisor ends everything, and itself."""
+        with contextlib.suppress(OSError):  # the connection has ended before
+            self._plain.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """Close our end, which ends the container's standard input, and so the box."""

@@ -31,6 +31,8 @@ class Container:
     limits: SandboxLimits
     ends_at_s: float
     """When its time to live is over, on the event loop's clock."""
+    creation: asyncio.Task[None] | None = None
+    """Goes on when whoever wanted the box is cancelled: only what exists can be removed."""
     sock: socket.socket | None = None
     box: SupervisedSandbox | None = None
     """Owns the socket from here on."""
@@ -79,9 +81,13 @@ class Fleet:
             )
             self._containers[entry.name] = entry
             try:
-                await self.engine.call(
-                    lambda api: self._start_container(api, entry), self._recipe.create_timeout_s
+                entry.creation = asyncio.create_task(
+                    self.engine.call(
+                        lambda api: self._start_container(api, entry),
+                        self._recipe.create_timeout_s,
+                    )
                 )
+                await asyncio.shield(entry.creation)
                 assert entry.sock is not None  # the call attached it
                 channel = AttachedChannel(entry.sock)
                 entry.box = self._make_box(entry, channel)
@@ -133,7 +139,7 @@ class Fleet:
     def _start_container(self, api: Any, entry: Container) -> None:
         """In a thread: the three calls that make a running container with a socket to it.
 
-        Whoever waits may have given up meanwhile, and its removal may have come too early.
+        If this took longer than its deadline, the removal came too early, and it is made up for.
         """
         recipe = self._recipe
         container.create(
@@ -153,6 +159,7 @@ class Fleet:
 
     def _make_box(self, entry: Container, channel: AttachedChannel) -> SupervisedSandbox:
         def kill() -> None:
+            channel.hang_up()  # works without the engine, which may be what was lost
             self._remove(entry)
 
         async def release() -> None:
@@ -177,6 +184,8 @@ class Fleet:
         return entry.removal
 
     async def _finish(self, entry: Container) -> None:
+        if entry.creation is not None:
+            await asyncio.gather(entry.creation, return_exceptions=True)
         try:
             await self.engine.call(lambda api: reaper.remove(api, entry.name), _REMOVE_S)
         except SandboxError as error:

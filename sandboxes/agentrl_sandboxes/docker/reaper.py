@@ -127,9 +127,10 @@ def remove(client: APIClient, name: str) -> None:
 def was_killed_through(client: APIClient, name: str, started_at: str) -> bool:
     """Whether somebody killed or stopped a container by way of the engine."""
     since = datetime.datetime.fromisoformat(started_at[:19] + "+00:00").timestamp()
+    now: Any = f"{time.time() + 0.05:.3f}"  # a later moment would be waited for
     events = client.events(
         since=int(since),
-        until=int(time.time()) + 1,
+        until=now,
         filters={"container": name, "event": "kill"},
         decode=True,
     )
