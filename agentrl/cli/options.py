@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 from collections.abc import Callable
@@ -42,6 +43,17 @@ def with_env(overrides: tuple[str, ...], env_id: str | None) -> list[str]:
     """Return the settings with ``--env`` among them, quoted for the override grammar."""
     chosen = [] if env_id is None else [f"env.id={quote(env_id)}"]
     return [*chosen, *overrides]
+
+
+def json_object(text: str, option: str) -> dict[str, Any]:
+    """Return the JSON object that an option holds; raises :class:`ConfigError` for others."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{option} is no JSON ({error}); got {text!r:.200}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{option} must be a JSON object, got {text!r:.200}")
+    return value
 
 
 def quote(value: str) -> str:

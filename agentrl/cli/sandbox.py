@@ -7,7 +7,7 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -110,11 +110,12 @@ def serve(
     advertise_url: str | None,
 ) -> None:
     """Serve sandboxes over HTTP until SIGTERM; then close all of them."""
+    from agentrl.cli.options import json_object
     from agentrl.sandbox.serving.settings import ServingSettings
     from agentrl.sandbox.serving.wire import parse_limits
 
-    kwargs = _json_object(backend_kwargs, "--backend-kwargs")
-    maxima = asdict(ServingSettings().maxima) | _json_object(max_limits, "--max-limits")
+    kwargs = json_object(backend_kwargs, "--backend-kwargs")
+    maxima = asdict(ServingSettings().maxima) | json_object(max_limits, "--max-limits")
     settings = ServingSettings(
         backend=backend,
         backend_kwargs=kwargs,
@@ -147,18 +148,6 @@ async def _serve(settings: ServingSettings, host: str, port: int, uds: str | Non
             f"serving {settings.backend} sandboxes on {where} with {settings.workers} workers"
         )
     )
-
-
-def _json_object(text: str, option: str) -> dict[str, Any]:
-    from agentrl.errors import ConfigError
-
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{option} is no JSON ({error}); got {text!r:.200}") from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"{option} must be a JSON object, got {text!r:.200}")
-    return value
 
 
 async def _report(backend: str) -> dict:

@@ -19,6 +19,9 @@ import click
     help="Environment variable with a token that callers must give; several may be named.",
 )
 @click.option("--sandbox", default="local", show_default=True, help="Backend of sandboxed tools.")
+@click.option(
+    "--sandbox-kwargs", metavar="JSON", default="{}", help="Arguments of the sandbox backend."
+)
 @click.option("--max-sessions", default=4096, show_default=True, help="Trajectories at once.")
 @click.option(
     "--session-ttl", default=900.0, show_default=True, help="Seconds until an idle one is closed."
@@ -33,6 +36,7 @@ def serve(
     port: int,
     token_envs: tuple[str, ...],
     sandbox: str,
+    sandbox_kwargs: str,
     max_sessions: int,
     session_ttl: float,
     max_requests: int,
@@ -44,12 +48,14 @@ def serve(
 
     Prints the URL once it answers. SIGTERM lets calls end and closes every session.
     """
+    from agentrl.cli.options import json_object
     from agentrl.errors import ConfigError
     from agentrl.extras import missing_extra
     from agentrl.tool.binding import Toolbox
     from agentrl.tool.serving.access import read_tokens
     from agentrl.tool.serving.config import ServerLimits
 
+    kwargs = json_object(sandbox_kwargs, "--sandbox-kwargs")
     tokens = read_tokens(token_envs, host=host)
     limits = ServerLimits(
         max_sessions=max_sessions,
@@ -71,7 +77,7 @@ def serve(
         def ready(url: str) -> None:
             click.echo(f"serving {', '.join(toolbox.bindings)} on {url}")
 
-        config = SandboxConfig(id=sandbox, max_open=max_sessions)
+        config = SandboxConfig(id=sandbox, kwargs=kwargs, max_open=max_sessions)
         async with open_sandboxes(config) as sandboxes:
             server = ToolServer(toolbox, sandboxes=sandboxes, tokens=tokens, limits=limits)
             await run_server(server, listen(host, port), ready=ready)
