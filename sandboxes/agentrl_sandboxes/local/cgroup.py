@@ -19,6 +19,7 @@ from pathlib import Path
 from agentrl_sandboxes.local.owner import owner_label, owner_lives
 
 _ROOT = Path("/sys/fs/cgroup")
+_OWN_GROUPS = Path("/proc/self/cgroup")
 _PREFIX = "agentrl-boxes-"
 _LIMIT_FILE = {
     (1, "memory"): "memory.limit_in_bytes",
@@ -96,7 +97,8 @@ class BoxesGroup:
             inner = place.version == 2 and place.per_box
             folder = place.folder / "zygote" if inner else place.folder
             try:
-                folder.mkdir(exist_ok=True)
+                if not folder.exists():
+                    _make(folder)
                 (folder / "cgroup.procs").write_text(str(pid))
             except OSError:
                 self._places.remove(place)
@@ -159,15 +161,16 @@ class BoxesGroup:
     def _try_limit(self, controller: str, version: int, folder: Path, value: int) -> bool:
         made = not folder.exists()
         try:
-            folder.mkdir(exist_ok=True)
+            if made:
+                _make(folder)
             limit = folder / _LIMIT_FILE[version, controller]
             _set(limit, value)
             if controller == "memory":
                 _forbid_swap(version, folder, value)
             self._enforced[controller] = f"cgroup v{version}: {limit.read_text().strip()}"
         except OSError:
-            if made and folder.exists():
-                folder.rmdir()
+            if made:
+                _try_remove(folder)
             return False
         place = next((p for p in self._places if p.folder == folder), None)
         if place is None:
@@ -177,7 +180,7 @@ class BoxesGroup:
         return True
 
     def _make_one(self, group: BoxGroup, place: _Place, folder: Path) -> None:
-        folder.mkdir()
+        _make(folder)
         group.folders.append(folder)
         for controller in place.controllers:
             _set(folder / _LIMIT_FILE[place.version, controller], group.limits[controller])
@@ -200,7 +203,7 @@ def sweep_groups() -> None:
 def _parents(controller: str) -> list[tuple[int, Path]]:
     """Where a group of ours could lie, best first: (version, folder of an existing group)."""
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = _OWN_GROUPS.read_text().splitlines()
     except OSError:
         return []
     found: list[tuple[int, Path]] = []
@@ -253,9 +256,17 @@ def _count_kills(events: Path) -> int:
     return 0
 
 
+def _make(folder: Path) -> None:
+    folder.mkdir()  # the kernel fills it with control files
+
+
+def _unmake(folder: Path) -> None:
+    folder.rmdir()  # as it is: control files do not count
+
+
 def _try_remove(folder: Path) -> bool:
     try:
-        folder.rmdir()
+        _unmake(folder)
     except FileNotFoundError:
         return True
     except OSError:

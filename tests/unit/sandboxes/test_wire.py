@@ -58,7 +58,7 @@ def test_reports_split_private_data_from_the_report_whatever_the_chunks():
     near, far = socket.socketpair()
     stream = wire.PREFIX.pack(0, 3) + b"abc" + wire.PREFIX.pack(0, 2) + b"de" + wire.pack({"k": 1})
     with near, far:
-        reports = capture.Reports(far, max_bytes=1000)
+        reports = capture.Reports(far, max_report_bytes=1000, max_private_bytes=1000)
         for byte in stream:
             assert reports.report is None
             near.sendall(bytes([byte]))
@@ -66,10 +66,14 @@ def test_reports_split_private_data_from_the_report_whatever_the_chunks():
         assert reports.take() == (b'{"k": 1}', b"abcde")
 
 
-def test_reports_stop_at_their_limit():
+@pytest.mark.parametrize(("head", "body"), [(2000, 0), (0, 5000), (1 << 31, 1 << 31)])
+def test_reports_stop_at_their_limits(head, body):
     near, far = socket.socketpair()
     with near, far:
-        reports = capture.Reports(far, max_bytes=1000)
-        near.sendall(wire.PREFIX.pack(0, 2000))
+        reports = capture.Reports(far, max_report_bytes=1000, max_private_bytes=4000)
+        near.sendall(wire.PREFIX.pack(0, 2000) + bytes(2000))
+        reports.transfer()
+        assert not reports.overflow
+        near.sendall(wire.PREFIX.pack(head, body))
         reports.transfer()
         assert reports.overflow
