@@ -154,16 +154,16 @@ def _class(hint: type, where: str, inside: tuple[type, ...]) -> Described:
 
 
 def _typed_dict(hint: Any, where: str, inside: tuple[type, ...]) -> Described:
-    found = {
-        name: describe(_unwrapped(inner), where=f"{where}.{name}", inside=inside)
-        for name, inner in _hints(hint, where).items()
-    }
-    required = [name for name in found if name in hint.__required_keys__]
+    found, required = {}, []
+    for name, inner in _hints(hint, where).items():
+        said = get_origin(inner)
+        if said in (Required, NotRequired):
+            inner = get_args(inner)[0]
+        found[name] = describe(inner, where=f"{where}.{name}", inside=inside)
+        # A class with its annotations as text counts NotRequired among the required keys.
+        if said is Required or (said is not NotRequired and name in hint.__required_keys__):
+            required.append(name)
     return _record(found, required, None)
-
-
-def _unwrapped(hint: Any) -> Any:
-    return get_args(hint)[0] if get_origin(hint) in (Required, NotRequired) else hint
 
 
 def _dataclass(hint: Any, where: str, inside: tuple[type, ...]) -> Described:
@@ -218,7 +218,7 @@ def with_default(found: Described, default: Any) -> Described:
     if default is None:  # said by leaving it out
         return found
     try:
-        json.dumps(default, allow_nan=False)
+        default = json.loads(json.dumps(default, allow_nan=False))
     except (TypeError, ValueError):
         return found
     return Described({**found.schema, "default": default}, found.convert)

@@ -10,6 +10,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 
 _SAYS_WHAT = ("type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref")
+_TYPES = ("string", "integer", "number", "boolean", "array", "object", "null")
 _SAME_VALUE_LISTS = ("allOf", "anyOf", "oneOf")
 _SAME_VALUE = ("not", "if", "then", "else")
 """Keywords whose schemas are of the same value, so that a reference back is a loop."""
@@ -56,6 +57,8 @@ def _check(parameters: Any) -> None:
         Draft202012Validator.check_schema(parameters)
     except SchemaError as error:
         message = error.message if len(error.message) <= 300 else f"{error.message[:297]}..."
+        if error.absolute_path and error.absolute_path[-1] == "type":
+            message = f"{error.instance!r} is no type; types are {', '.join(_TYPES)}"
         raise _Refused(tuple(error.absolute_path), message) from None
     if parameters.get("type") != "object":
         at: Path = ("type",) if "type" in parameters else ()
