@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from agentrl.agent.failures import from_env
+from agentrl.agent.failures import classify, from_env
 from agentrl.agent.request import EpisodeRequest
 from agentrl.env.hosted import Hosted
-from agentrl.errors import RewardError, SandboxError
+from agentrl.errors import EnvError, RewardError, SandboxError
 from agentrl.seeding import derive_seed
 from agentrl.tool.base import ToolContext
 from agentrl.tool.executor import ToolExecutor
@@ -60,10 +60,11 @@ class EpisodeTools:
     @property
     def failure(self) -> StopReason:
         """How the episode ends where a result says that our side failed."""
-        if isinstance(self._executor.failure, RewardError):
-            return StopReason.REWARD_ERROR
-        is_sandbox = isinstance(self._executor.failure, SandboxError)
-        return StopReason.SANDBOX_ERROR if is_sandbox else StopReason.TOOL_INFRA_ERROR
+        failure = self._executor.failure
+        reason = None
+        if isinstance(failure, EnvError | RewardError | SandboxError):
+            reason = classify(failure)
+        return reason or StopReason.TOOL_INFRA_ERROR
 
     async def end(self, *, keep_artifacts: bool) -> None:
         """Close everything; nothing that the agent left running lives on.
