@@ -534,9 +534,9 @@ writes = ["/proc/sys/kernel/core_pattern", "/proc/self/exe", "/usr/bin/python3",
 leaks = [p for p in reads if attempt(lambda: open(p, "rb").read(64))]
 leaks += [p for p in writes if attempt(lambda: open(p, "wb" if p.endswith("/new") else "r+b"))]
 leaks += [p for p in ("/proc/1/fd", "/proc/1/task/1/fd") if attempt(lambda: os.listdir(p))]
-leaks, sorted(p for p in os.listdir("/proc") if p.isdigit())
+leaks, sum(p.isdigit() for p in os.listdir("/proc"))
 """
-    assert arena.value(code) == ([], ["1", "2"])
+    assert arena.value(code) == ([], 2), "its own process and the supervisor"
 
 
 # A13: leftovers
@@ -570,7 +570,7 @@ def reached(name):
     except OSError: return False
 ([p for f in ("/box", "/tmp", "/dev/shm", "/var/tmp", "/run") for p in glob.glob(f + "/trace")],
  os.environ.get("TRACE"), hasattr(builtins, "TRACE"),
- [p for p in os.listdir("/proc") if p.isdigit()],
+ sum(p.isdigit() for p in os.listdir("/proc")),
  reached("\\0agentrl-trace"), any(reached(f"\\0{n:05x}") for n in range(4096)))
 """
 
@@ -586,7 +586,7 @@ def reached(name):
         return during.result, after.result
 
     for found in arena.arm.run(scenario()):
-        assert found == "([], None, False, ['1', '2'], False, False)"
+        assert found == "([], None, False, 2, False, False)"
 
 
 # A14: other processes
@@ -765,30 +765,38 @@ def test_an_event_loop_still_works_without_sockets(arena):
 # The protocol itself
 
 FORGERIES = [
-    "os.write(255, b'\\xff' * 100_000)",
-    "os.write(255, struct.pack('!II', 10, 0) + b'not json!!')",
-    "os.write(255, struct.pack('!II', 0, 1 << 31))",
-    "h = json.dumps({'kind': 'ok', 'result': 5, 'exit_code': 'x'}).encode(); "
-    "os.write(255, struct.pack('!II', len(h), 0) + h)",
-    "h = b'[' * 100_000; os.write(255, struct.pack('!II', len(h), 0) + h)",
+    "send(b'\\xff' * 100_000)",
+    "send(struct.pack('!II', 10, 0) + b'not json!!')",
+    "send(struct.pack('!II', 0, 1 << 31))",
+    'send(report(b\'{"kind": "ok", "result": 5, "exit_code": "x"}\'))',
+    "send(report(b'[' * 100_000))",
+    'send(report(b\'{"kind": "ok"}\'))',
+    'send(report(b\'{"kind": "ok"}\')); send(report(b\'{"kind": "ok"}\', 2))',
+    'send(report(b\'{"kind": "ok"}\'))\nwhile True: pass',
+    'send(report(b\'{"kind": "ok"}\', 7))\nwhile True: pass',
     "os.closerange(0, 300)",
     "os.dup2(1, 255)",
-    "h = b'{\"kind\": \"ok\"}'; os.write(255, struct.pack('!II', len(h), 0) + h)\nwhile True: pass",
 ]
+_FORGE = """
+import os, struct
+def report(text, n=1): return struct.pack('!II', len(text), 4) + text + struct.pack('!I', n)
+def send(data): os.write(255, data)
+"""
 
 
 @pytest.mark.parametrize("number", range(len(FORGERIES)))
 def test_a_forged_report_is_the_programs_own_loss(arena, number):
     async def scenario():
         box = await arena.open()
-        result = await box.run_code("import os, json, struct\n" + FORGERIES[number], timeout_s=0.5)
-        following = [await box.run_code("1 + 1", timeout_s=0.5) for _ in range(2)]
+        result = await box.run_code(_FORGE + FORGERIES[number], timeout_s=0.5)
+        following = [await box.run_code(f"{n} + 1", timeout_s=0.5) for n in range(3)]
         await box.close()
-        return result.status, [after.status for after in following]
+        return result.status, [after.result for after in following]
 
     status, following = arena.arm.run(scenario())
     assert status is not SandboxStatus.INFRA_ERROR
-    assert following[-1] is OK, "after at most one call the box has a new interpreter"
+    # After at most one call the box has a new interpreter, and answers are in step.
+    assert following[1:] == ["2", "3"]
 
 
 def test_an_immense_report_costs_the_host_nothing(arena):
@@ -805,7 +813,9 @@ import json, os, struct
 h = json.dumps({"kind": "ok", "result": "x" * 400_000}).encode()
 os.write(255, struct.pack('!II', len(h), 0) + h)
 """
-    assert len(arena.attack(short).result or "") < LIMITS.output_bytes + 20_000
+    assert arena.attack(short).status is STATE_LOST
+    numbered = short.replace("len(h), 0) + h", "len(h), 4) + h + struct.pack('!I', 1)")
+    assert len(arena.attack(numbered).result or "") < LIMITS.output_bytes + 20_000
 
 
 # All at once

@@ -72,7 +72,7 @@ def create(
         },
         ulimits=[
             {"Name": "nofile", "Soft": 1024, "Hard": 1024},
-            {"Name": "core", "Soft": 0, "Hard": 0},
+            {"Name": "core", "Soft": 1, "Hard": 1},  # 0 would not keep a crash from its handler
             {"Name": "memlock", "Soft": 0, "Hard": 0},
         ],
         log_config={"Type": "none"},  # a flood must not fill the host's disk

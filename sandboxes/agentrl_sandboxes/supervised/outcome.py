@@ -64,7 +64,10 @@ def _set_status(
             f"Stopped: output far above the limit of {limits.output_bytes} bytes.",
         ),
     }
-    if verdict in reasons:
+    if verdict == "out_of_turn":
+        result.status, result.state_lost = SandboxStatus.STATE_LOST, True
+        result.error = "The program spoke in the place of its interpreter."
+    elif verdict in reasons:
         result.status, result.error = reasons[verdict]
     elif report:
         _apply_claim(result, report, limits)

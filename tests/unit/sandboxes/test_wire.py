@@ -56,14 +56,27 @@ def test_a_capture_keeps_the_head_and_counts_the_rest():
 
 def test_reports_split_private_data_from_the_report_whatever_the_chunks():
     near, far = socket.socketpair()
-    stream = wire.PREFIX.pack(0, 3) + b"abc" + wire.PREFIX.pack(0, 2) + b"de" + wire.pack({"k": 1})
+    stream = wire.PREFIX.pack(0, 3) + b"abc" + wire.PREFIX.pack(0, 2) + b"de"
+    stream += wire.pack({"k": 1}, wire.NUMBER.pack(5))
     with near, far:
         reports = capture.Reports(far, max_report_bytes=1000, max_private_bytes=1000)
+        reports.expected = 5
         for byte in stream:
             assert reports.report is None
             near.sendall(bytes([byte]))
             reports.transfer()
         assert reports.take() == (b'{"k": 1}', b"abcde")
+
+
+@pytest.mark.parametrize("number", [b"", wire.NUMBER.pack(4), wire.NUMBER.pack(5) + b"x"])
+def test_a_report_with_another_number_is_out_of_turn(number):
+    near, far = socket.socketpair()
+    with near, far:
+        reports = capture.Reports(far, max_report_bytes=1000, max_private_bytes=1000)
+        reports.expected = 5
+        near.sendall(wire.pack({"kind": "ok"}, number))
+        reports.transfer()
+        assert reports.out_of_turn and reports.report is None
 
 
 @pytest.mark.parametrize(("head", "body"), [(2000, 0), (0, 5000), (1 << 31, 1 << 31)])

@@ -87,7 +87,8 @@ class Reports:
     """Frames from an untrusted process, read without ever waiting for it.
 
     A frame without header is private data; one with a header is the final report, which is
-    passed on unread: the host parses it, which is why its length has a bound of its own.
+    passed on unread: the host parses it, which is why its length has a bound of its own. Its body
+    is the number of the request, so that a report sent twice or late is not taken for the next.
     """
 
     def __init__(self, sock: socket.socket, max_report_bytes: int, max_private_bytes: int) -> None:
@@ -99,6 +100,8 @@ class Reports:
         self.private = bytearray()
         self.report: bytes | None = None
         self.overflow = False
+        self.out_of_turn = False
+        self.expected = 0
         self.unsent = memoryview(b"")
         sock.setblocking(False)
 
@@ -126,6 +129,9 @@ class Reports:
                 self.overflow = True
                 return
             if len(self._buffer) < end:
+                return
+            if head and self._buffer[end - body : end] != wire.NUMBER.pack(self.expected):
+                self.out_of_turn = True
                 return
             if head:
                 self.report = bytes(self._buffer[wire.PREFIX.size : wire.PREFIX.size + head])

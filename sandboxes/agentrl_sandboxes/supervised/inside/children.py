@@ -46,7 +46,9 @@ class Child:
         """Start sending a request to an interpreter; `Reports.transfer` sends the rest."""
         if self.reports is None:
             raise TypeError("a plain command takes no requests")
-        self.reports.unsent = memoryview(wire.pack(request, body))
+        self.reports.expected += 1
+        numbered = {**request, "number": self.reports.expected}
+        self.reports.unsent = memoryview(wire.pack(numbered, body))
         self.reports.transfer()
 
     def close(self) -> None:

@@ -73,7 +73,7 @@ def serve(channel: socket.socket, output_bytes: int) -> None:
             _flush(streams)
             os._exit(0 if report["kind"] == "ok" else 1)  # the program forked and came back here
         _flush(streams)
-        channel.sendall(wire.pack(report))
+        channel.sendall(wire.pack(report, wire.NUMBER.pack(request["number"])))
 
 
 def warm_up() -> None:

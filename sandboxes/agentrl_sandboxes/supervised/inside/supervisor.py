@@ -226,6 +226,8 @@ class Supervisor:
                 return "output_limit"
             if child.reports is not None and child.reports.overflow:
                 return "output_limit"
+            if child.reports is not None and child.reports.out_of_turn:
+                return "out_of_turn"
             if child.reports is not None and child.reports.report is not None:
                 return "interrupted" if interrupted else "done"
             if child.pid in self._ended:

@@ -11,6 +11,8 @@ import struct
 from typing import Any, Protocol
 
 PREFIX = struct.Struct("!II")
+NUMBER = struct.Struct("!I")
+"""The number of a request, in its body's place in the report that answers it."""
 GOODBYE = b"\xff\xff\xff\xffBYE!"
 """The zygote writes this as a box's last bytes once every process of the box is dead."""
 
