@@ -33,6 +33,7 @@ from agentrl.resume import claimed_run_dir, restore
 from agentrl.resuming import refuse_finished
 from agentrl.rollout.buffer import Lookahead, RolloutBuffer, Verdict
 from agentrl.rollout.config import Stragglers
+from agentrl.rollout.engines import EVALUATION_ONLY
 from agentrl.rollout.groups import is_trainable
 from agentrl.rollout.producer import Producer
 from agentrl.rollout.tasks import Dispatch
@@ -100,6 +101,7 @@ async def open_trainer(
     config: Config, *, announce: Callable[[str], None] = logger.info
 ) -> AsyncIterator[Trainer]:
     """Build a trainer, restored where ``trainer.resume`` says so; leaving closes every part."""
+    _refuse_engines_without_weights(config)
     async with AsyncExitStack() as stack:
         # First what files alone can tell: nobody reads a plan of a run that cannot be written.
         run_dir = stack.enter_context(claimed_run_dir(config))
@@ -121,6 +123,14 @@ async def open_trainer(
         engines = await open_engines(config, specs, stack)
         await rollouts.opened()
         yield _trainer(config, plan, rollouts, specs, engines, run_dir, stack)
+
+
+def _refuse_engines_without_weights(config: Config) -> None:
+    if (kind := config.rollout.engine.id) in EVALUATION_ONLY:
+        raise ConfigError(
+            f"rollout={kind}: its server takes no weights, so it can only evaluate; train with "
+            "rollout=vllm, sglang or hf"
+        )
 
 
 def _refuse_missing_gpus(config: Config) -> None:

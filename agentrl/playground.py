@@ -186,13 +186,20 @@ def _replicas(
                 rollout=config.rollout,
                 deterministic=config.trainer.deterministic,
                 index=index,
+                bucket_mb=config.weight_sync.bucket_mb,
             )
         )
 
     serving = config.rollout.serving
     if serving.interrupt_updates is None:  # else nothing is in flight when an update comes
         serving = replace(serving, interrupt_updates=config.rollout.max_staleness > 0)
-    return ReplicaSet(spawn, config.rollout.replicas_per_gpu, serving, republish=policy.give)
+    return ReplicaSet(
+        spawn,
+        config.rollout.replicas_per_gpu,
+        serving,
+        republish=policy.give,
+        bucket_bytes=config.weight_sync.bucket_mb << 20,
+    )
 
 
 async def open_policy(

@@ -82,7 +82,7 @@ class LocalRollouts:
 
     def weights(self, actor: TrainEngine) -> Weights:
         """See :class:`Rollouts`."""
-        return _LocalWeights(self.ground, actor)
+        return _LocalWeights(self.ground, actor, timeout_s=self.config.weight_sync.timeout_s)
 
     def placement(self, actor: TrainEngine) -> Placement:
         """See :class:`Rollouts`."""
@@ -141,10 +141,10 @@ class OneOwner:
 class _LocalWeights:
     """Publishes one training engine to the engine of a playground."""
 
-    def __init__(self, ground: Playground, actor: TrainEngine) -> None:
+    def __init__(self, ground: Playground, actor: TrainEngine, *, timeout_s: float) -> None:
         self._ground = ground
         self._actor = actor
-        self._sync = InprocWeightSync()
+        self._sync = InprocWeightSync(timeout_s=timeout_s)
 
     async def publish(self, *, version: int) -> dict[str, Any]:
         """Copy and verify; see :class:`InprocWeightSync`. Returns the engines' own figures too."""

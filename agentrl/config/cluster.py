@@ -12,6 +12,7 @@ from agentrl.dist.cluster_config import ClusterConfig, address_problems
 from agentrl.dist.config import PlacementConfig, PoolConfig
 from agentrl.dist.layout import MAX_RANKS
 from agentrl.dist.placement import DEFAULT_POOL, MIN_SHARE, count, pool_problems
+from agentrl.dist.weight_sync.config import AUTO, WeightSyncConfig
 from agentrl.extras import missing_extra
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ _RANK_SHARE = 0.6
 two ranks the same one; memory is not divided by it, since they take turns."""
 _MAX_WORKERS = 4096
 _MAX_CPUS = 4096
+_MAX_BUCKET_MB = 1 << 20
 _PER_PROCESS = ("address", "gpus", "cpus_per_rollout_worker", "gpus_per_rollout_worker")
 _PER_PROCESS += ("runtime_env",)
 """Settings of ``cluster`` that say what processes get, of which one process reads nothing."""
@@ -97,6 +99,7 @@ def gpu_shortage(config: Config, *, here: int) -> str | None:
 def cluster_problems(config: Config) -> Iterator[str]:
     """Say what of ``cluster`` and of the number of processes cannot work."""
     cluster = config.cluster
+    yield from _weight_sync_problems(config.weight_sync)
     if cluster.kind == LOCAL:
         yield from _local_problems(config)
         return
@@ -124,14 +127,8 @@ def cluster_problems(config: Config) -> Iterator[str]:
             f"cluster.cpus_per_rollout_worker={cluster.cpus_per_rollout_worker:g}: must be between "
             f"{MIN_SHARE:g} and {_MAX_CPUS}"
         )
-    above_zero = {
-        "cluster.start_timeout_s": cluster.start_timeout_s,
-        "weight_sync.timeout_s": config.weight_sync.timeout_s,
-        "weight_sync.bucket_mb": config.weight_sync.bucket_mb,
-    }
-    for key, value in above_zero.items():
-        if not (value > 0 and math.isfinite(value)):
-            yield f"{key}={value:g}: must be a finite number above 0"
+    if not (cluster.start_timeout_s > 0 and math.isfinite(cluster.start_timeout_s)):
+        yield f"cluster.start_timeout_s={cluster.start_timeout_s:g}: must be a finite number above 0"
     yield from _gpu_problems(config)
     home = config.placement.roles.get(REWARD_MODEL)
     others = [role for role, name in config.placement.roles.items() if name == home]
@@ -143,7 +140,22 @@ def cluster_problems(config: Config) -> Iterator[str]:
         )
 
 
+def _weight_sync_problems(config: WeightSyncConfig) -> Iterator[str]:
+    if not (config.timeout_s > 0 and math.isfinite(config.timeout_s)):
+        yield f"weight_sync.timeout_s={config.timeout_s:g}: must be a finite number above 0"
+    if not 1 <= config.bucket_mb <= _MAX_BUCKET_MB:
+        yield (
+            f"weight_sync.bucket_mb={config.bucket_mb}: must be between 1 and {_MAX_BUCKET_MB}; a "
+            "smaller model is one bucket"
+        )
+
+
 def _local_problems(config: Config) -> Iterator[str]:
+    if config.weight_sync.transport != AUTO:
+        yield (
+            f"weight_sync.transport={config.weight_sync.transport}: it is between processes of a "
+            "cluster; add cluster=ray, or leave it at auto"
+        )
     found: dict[str, tuple[Any, Any]] = {"rollout.workers": (config.rollout.workers, 1)}
     for name in _PER_PROCESS:
         found[f"cluster.{name}"] = getattr(config.cluster, name), getattr(ClusterConfig(), name)

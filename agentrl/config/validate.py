@@ -19,6 +19,7 @@ from agentrl.config.cluster import LOCAL, RAY, cluster_problems
 from agentrl.config.data import data_problems
 from agentrl.config.engines import engine_problems
 from agentrl.config.environments import mixed_credit_problems
+from agentrl.config.rollout_engines import rollout_engine_problems
 from agentrl.dist.weight_sync.config import TRANSPORTS
 from agentrl.env.entries import mix_problems
 from agentrl.errors import ConfigError
@@ -57,6 +58,7 @@ def validate(config: Config) -> None:
         *reward_problems(config.reward, max_response_tokens=config.rollout.max_response_tokens),
         *_failure(config),
         *serving_problems(config.rollout.serving),
+        *rollout_engine_problems(config),
         *cluster_problems(config),
         *_choices(config),
     ]

@@ -71,7 +71,7 @@ def ray_spawner(
 
 
 class RayRolloutHandle:
-    """A :class:`~agentrl.dist.rollout_pool.RolloutHandle` to an actor.
+    """A :class:`~agentrl.dist.rollout_handle.RolloutHandle` to an actor.
 
     Raises:
         AgentRLError: what the worker raised; a note on it holds the worker's traceback.

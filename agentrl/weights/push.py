@@ -103,6 +103,7 @@ async def push(
     plan: BucketPlan,
     version: int,
     timeout_s: float = DEFAULT_TIMEOUT_S,
+    timeout_key: str = "weight_sync.timeout_s",
     names: Sequence[str] | None = None,
 ) -> list[ServedWeights]:
     """Have every sink serve the source's weights, and nothing else.
@@ -112,6 +113,7 @@ async def push(
         plan: the channel's.
         version: of the weights.
         timeout_s: for all of it.
+        timeout_key: the setting that it comes from.
         names: of the sinks, for messages.
 
     Returns:
@@ -144,7 +146,7 @@ async def push(
         raise EngineError(
             f"weights of version {version} have not arrived after {timeout_s:g} s: waiting for "
             f"{progress}; an engine hangs or is gone, or requests take longer: raise "
-            "weight_sync.timeout_s, or lower rollout.max_turn_tokens"
+            f"{timeout_key}, or lower rollout.max_turn_tokens"
         ) from None
     finally:
         if loading is not None and not loading.done():

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 READ_SHAPES_ONLY = frozenset({"vllm", "sglang", "openai"})
 """Engines that hold no module of this process: it may be one without memory."""
+EVALUATION_ONLY = frozenset({"openai"})
+"""Engines that take no weights."""
 
 engine_registry: Registry[Callable[[EngineSetup], RolloutEngine]] = Registry(
     "rollout engine",

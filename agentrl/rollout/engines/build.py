@@ -32,6 +32,8 @@ class EngineSetup:
     """Whether somebody else changes the model: what samples with it makes a copy."""
     index: int = 0
     """Of the replica."""
+    bucket_mb: int = 256
+    """MiB of weights that travel at once; ``weight_sync.bucket_mb`` of the run."""
 
     def settings(self, config: type, **given: Any) -> Any:
         """Return settings of class ``config``: ``given``, and what the user wrote over it.
@@ -88,6 +90,7 @@ def build_vllm(setup: EngineSetup) -> RolloutEngine:
         tensor_parallel=rollout.tensor_parallel,
         gpu_memory_fraction=rollout.gpu_memory_fraction / rollout.replicas_per_gpu,
         sleep=bool(rollout.sleep_level),
+        bucket_mb=setup.bucket_mb,
     )
     return VLLMEngine(setup.model, settings)
 
@@ -105,6 +108,7 @@ def build_sglang(setup: EngineSetup) -> RolloutEngine:
         max_context=setup.rollout.max_context_tokens,
         deterministic=setup.deterministic,
         tensor_parallel=setup.rollout.tensor_parallel,
+        bucket_mb=setup.bucket_mb,
     )
     return SGLangEngine(setup.model, settings, index=setup.index)
 

@@ -350,6 +350,7 @@ class VLLMEngine:
                 plan=self._sender.plan,
                 version=version,
                 timeout_s=self.config.drain_timeout_s + self.config.call_timeout_s,
+                timeout_key="rollout.engine.kwargs.call_timeout_s",
                 names=["the vLLM engine"],
             )
         except EngineError as error:

@@ -35,7 +35,7 @@ class Control:
     """Weights and sleep of the replicas of a set.
 
     Args:
-        republish: see :class:`~agentrl.rollout.serving.replica_set.ReplicaSet`.
+        republish, bucket_bytes: see :class:`~agentrl.rollout.serving.replica_set.ReplicaSet`.
 
     Attributes:
         version: of the weights that are served.
@@ -50,12 +50,14 @@ class Control:
         dispatcher: Dispatcher,
         config: ServingConfig,
         republish: Republish | None,
+        *,
+        bucket_bytes: int,
     ) -> None:
         self._supervisor = supervisor
         self._dispatcher = dispatcher
         self._config = config
         self._republish = republish
-        self._publisher = Publisher(timeout_s=config.update_timeout_s)
+        self._publisher = Publisher(timeout_s=config.update_timeout_s, bucket_bytes=bucket_bytes)
         self._lock = asyncio.Lock()
         self._served: ServedWeights | None = None
         """What the last update published; None before the first."""

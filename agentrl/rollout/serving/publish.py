@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from agentrl.errors import EngineLost
+from agentrl.errors import EngineError, EngineLost
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.weights.served import ServedWeights, WeightSpec
 
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from agentrl.weights.push import WeightSink
 
 T = TypeVar("T")
-BUCKET_BYTES = 256 << 20
-"""Of the buckets within one process; a smaller model is one bucket."""
+_TIMEOUT = "rollout.serving.update_timeout_s"
 
 
 async def on_each(
@@ -47,10 +46,12 @@ class Publisher:
 
     Args:
         timeout_s: for an update.
+        bucket_bytes: of a bucket; a smaller model is one.
     """
 
-    def __init__(self, *, timeout_s: float) -> None:
+    def __init__(self, *, timeout_s: float, bucket_bytes: int) -> None:
         self._timeout_s = timeout_s
+        self._bucket_bytes = bucket_bytes
         self._sender: Sender | None = None
         self._transport = ""
         self._connected: list[RolloutEngine] = []
@@ -67,7 +68,8 @@ class Publisher:
             params: read once. Engines that take no buckets share the tensors; none is copied.
 
         Raises:
-            EngineError: an engine refused the weights, or serves others than were sent.
+            EngineError: an engine refused the weights, serves others than were sent, or has not
+                loaded them in time.
         """
         from agentrl.weights.push import WeightSink
 
@@ -75,7 +77,14 @@ class Publisher:
         if len(engines) > 1 and sinks and len(sinks) == len(engines):
             return await self._push(engines, sinks, params, version)
         given = params if len(engines) == 1 else list(params)
-        return await on_each(engines, lambda engine: engine.update_weights(given, version))
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await on_each(engines, lambda engine: engine.update_weights(given, version))
+        except TimeoutError:
+            raise EngineError(
+                f"weights of version {version} have not been loaded after {_TIMEOUT}="
+                f"{self._timeout_s:g} s; an engine hangs, or raise it"
+            ) from None
 
     def close(self) -> None:
         """Close the channel. Idempotent."""
@@ -111,6 +120,7 @@ class Publisher:
             plan=sender.plan,
             version=version,
             timeout_s=self._timeout_s,
+            timeout_key=_TIMEOUT,
         )
         return [item.lost or found for item, found in zip(survivors, served, strict=True)]
 
@@ -128,7 +138,7 @@ class Publisher:
             self._transport = transport
             self._sender = open_sender(
                 transport,
-                BucketPlan.of(specs, bucket_bytes=BUCKET_BYTES),
+                BucketPlan.of(specs, bucket_bytes=self._bucket_bytes),
                 device=device,
                 num_receivers=num_receivers,
                 timeout_s=self._timeout_s,

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from agentrl.weights.channels.base import Address
     from agentrl.weights.plan import BucketPlan
 
+DEFAULT_BUCKET_BYTES = 256 << 20
+
 
 class ReplicaSet:
     """A :class:`~agentrl.rollout.engine.RolloutEngine` over replicas of another.
@@ -58,6 +60,7 @@ class ReplicaSet:
         republish: gives a replica that was started again the weights that were published last, by
             ``update_weights`` of the engine it is given. Without it, or where the weights it gives
             are others, the replica waits for the next update.
+        bucket_bytes: of weights that travel at once to several replicas which take buckets.
 
     Raises:
         ConfigError: a setting that cannot work.
@@ -70,6 +73,7 @@ class ReplicaSet:
         config: ServingConfig | None = None,
         *,
         republish: Republish | None = None,
+        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     ) -> None:
         self.config = config or ServingConfig()
         problems = list(serving_problems(self.config))
@@ -92,7 +96,13 @@ class ReplicaSet:
         self._dispatcher = Dispatcher(
             self._supervisor, self._router, self.config, self.stats, nobody=self._nobody
         )
-        self._control = Control(self._supervisor, self._dispatcher, self.config, republish)
+        self._control = Control(
+            self._supervisor,
+            self._dispatcher,
+            self.config,
+            republish,
+            bucket_bytes=bucket_bytes,
+        )
         self._endpoint: MetricsEndpoint | None = None
         self._started = self._closed = False
 

@@ -96,3 +96,15 @@ def test_stale_weights_are_an_error(tiny_model: Make) -> None:
     engine.forget_version = True
     with pytest.raises(EngineError, match="stale"):
         _publish(tiny_model(), engine)
+
+
+def test_an_engine_that_hangs_ends_the_sync_with_the_setting_to_raise(tiny_model: Make) -> None:
+    class Hanging(CopyingEngine):
+        async def update_weights(self, params: Any, version: int) -> ServedWeights:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    trainer = FSDPEngine(tiny_model(), None, EngineConfig(), ranks=Ranks.single("cpu"))
+    sync = InprocWeightSync(timeout_s=0.01)
+    with pytest.raises(EngineError, match="version 7 after weight_sync.timeout_s=0.01 s"):
+        asyncio.run(sync.publish(trainer, Hanging(torch.float32), 7))  # type: ignore[arg-type]

@@ -60,12 +60,15 @@ async def stage(
     *,
     make: Callable[[int], FakeReplica] = FakeReplica,
     republish: Republish | None = None,
+    bucket_bytes: int = 128,
     **settings: object,
 ) -> AsyncIterator[Stage]:
     given: dict[str, object] = {"restart_pause_s": 0.0, "health_interval_s": 3600.0} | settings
     found = Stage(make)
     config = ServingConfig(**given)  # type: ignore[arg-type]
-    found.set = ReplicaSet(found.spawn, num_replicas, config, republish=republish)
+    found.set = ReplicaSet(
+        found.spawn, num_replicas, config, republish=republish, bucket_bytes=bucket_bytes
+    )
     await found.set.start()
     try:
         yield found

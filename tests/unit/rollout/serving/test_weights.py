@@ -26,11 +26,6 @@ PLAN = BucketPlan.of(
 )
 
 
-@pytest.fixture(autouse=True)
-def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.rollout.serving.publish.BUCKET_BYTES", 128)
-
-
 class Sink(FakeReplica):
     """A replica that takes buckets.
 
@@ -46,14 +41,14 @@ class Sink(FakeReplica):
         self.dies_at: int | None = None
         self.addresses: list[Address] = []
         self.held: dict[str, torch.Tensor] = {}
-        self._plan = PLAN
+        self.plan = PLAN
         self._receiver: Receiver | None = None
 
     def weight_specs(self) -> list[WeightSpec]:
         return [WeightSpec(name=name, shape=(6,), dtype="float32") for name, _ in WEIGHTS]
 
     async def connect(self, plan: BucketPlan, address: Address) -> None:
-        self._plan, self.addresses = plan, [*self.addresses, address]
+        self.plan, self.addresses = plan, [*self.addresses, address]
         self._receiver = open_receiver(address, plan, "cpu")
 
     async def begin_update(self) -> None:
@@ -66,7 +61,7 @@ class Sink(FakeReplica):
             self.kill()
         self._alive()
         assert self._receiver is not None
-        bucket = self._plan.buckets[index]
+        bucket = self.plan.buckets[index]
         views = bucket.views(self._receiver.receive(index))
         self.held |= {
             piece.name: view.clone() for piece, view in zip(bucket.slices, views, strict=True)
@@ -245,5 +240,38 @@ def test_engines_that_take_no_buckets_are_told_apart() -> None:
             with pytest.raises(EngineError, match="FakeReplica takes no buckets"):
                 await s.set.connect(PLAN, sender.address)
             sender.close()
+
+    asyncio.run(main())
+
+
+def test_buckets_are_as_large_as_the_owner_says() -> None:
+    async def main() -> None:
+        for size, expected in ((128, 2), (1 << 20, 1)):
+            async with stage(2, make=Sink, bucket_bytes=size) as s:
+                await s.set.update_weights(WEIGHTS, 1)
+                assert [len(item.plan.buckets) for item in sinks(s)] == [expected] * 2
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("kind", [FakeReplica, Sink])
+def test_an_update_that_hangs_ends_at_its_deadline_which_the_error_names(
+    num_replicas: int, kind: type[FakeReplica]
+) -> None:
+    class Hanging(kind):  # type: ignore[misc, valid-type]
+        async def update_weights(self, params: Any, version: int) -> ServedWeights:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        async def load_bucket(self, index: int) -> None:
+            await asyncio.Event().wait()
+
+    async def main() -> None:
+        async with stage(num_replicas, make=Hanging, update_timeout_s=0.05) as s:
+            with pytest.raises(EngineError, match="rollout.serving.update_timeout_s"):
+                await s.set.update_weights(WEIGHTS, 1)
+            with pytest.raises(EngineError, match="update to version 1 failed"):
+                await s.set.generate(request("a"))
 
     asyncio.run(main())
