@@ -33,15 +33,20 @@ class Abandoned:
     num_threads = 0
 
 
-async def within(coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
+async def within(
+    coroutine: Coroutine[Any, Any, T], timeout_s: float, *, name: str | None = None
+) -> T:
     """Await ``coroutine`` for at most ``timeout_s`` seconds.
 
     Unlike ``asyncio.wait_for`` it returns in time even where cancelling has no effect.
 
+    Args:
+        name: of the task that runs it.
+
     Raises:
         DeadlinePassed: no answer in time.
     """
-    task = asyncio.ensure_future(coroutine)
+    task = asyncio.create_task(coroutine, name=name)
     try:
         done, _ = await asyncio.wait((task,), timeout=timeout_s)
     except asyncio.CancelledError:

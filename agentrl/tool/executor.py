@@ -24,6 +24,7 @@ from agentrl.tool.base import Tool, ToolContext
 from agentrl.tool.binding import Binding, Toolbox
 from agentrl.tool.breaker import CircuitOpen
 from agentrl.tool.deadline import DeadlinePassed, within
+from agentrl.tool.watchdog import TASK_PREFIX, watch_running_loop
 from agentrl.types import ToolCall, ToolResult, ToolStatus
 
 logger = logging.getLogger(__name__)
@@ -260,7 +261,7 @@ class ToolExecutor:
             return Answer(content=text, status=ToolStatus.INFRA_ERROR, failure=cause)
         try:
             deadline_s = timeout_s + binding.overtime_s
-            value = await self._invoke(tool.call, call.arguments, deadline_s)
+            value = await self._invoke(call.name, tool.call, call.arguments, deadline_s)
             max_chars = _MAX_TOKEN_CHARS * limits.max_output_tokens
             return answer_of(value, tool=call.name, max_chars=max_chars)
         except (*_INFRASTRUCTURE, RewardError) as error:
@@ -279,13 +280,15 @@ class ToolExecutor:
             return Answer(content=f"error: {named(error)}", status=ToolStatus.ERROR)
 
     async def _invoke(
-        self, method: Callable[..., Any], arguments: dict[str, Any], timeout_s: float
+        self, name: str, method: Callable[..., Any], arguments: dict[str, Any], timeout_s: float
     ) -> Any:
+        task = f"{TASK_PREFIX}{name}"
+        watch_running_loop()
         if inspect.iscoroutinefunction(method):
-            return await within(method(**arguments), timeout_s)
+            return await within(method(**arguments), timeout_s, name=task)
         value = await self._toolbox.off_loop.run(lambda: method(**arguments), timeout_s)
         if inspect.iscoroutine(value):
-            return await within(value, timeout_s)
+            return await within(value, timeout_s, name=task)
         return value
 
     def _give_up(self, binding: Binding, tool: Tool) -> str:
@@ -321,7 +324,9 @@ class ToolExecutor:
         # Noted before it is open: an open that is cancelled half-way is closed all the same.
         self._open[binding.spec.name] = tool
         try:
-            await self._invoke(tool.open, {"context": context}, self._open_timeout_s)
+            await self._invoke(
+                binding.spec.name, tool.open, {"context": context}, self._open_timeout_s
+            )
         except Exception:
             self._open.pop(binding.spec.name, None)
             await self._close_one(binding.spec.name, tool)
@@ -330,7 +335,7 @@ class ToolExecutor:
 
     async def _close_one(self, name: str, tool: Tool) -> None:
         try:
-            await self._invoke(tool.close, {}, self._close_timeout_s)
+            await self._invoke(name, tool.close, {}, self._close_timeout_s)
         except Exception as error:
             logger.warning("closing tool %s failed: %s", name, named(error))
 
