@@ -61,6 +61,11 @@ async def started(address: str, **kwargs: Any) -> AsyncIterator[DockerBackend]:
             await backend.close()
 
 
+async def reserve_is_full(backend: DockerBackend) -> None:
+    assert backend._idle is not None and backend._idle._refill is not None
+    await backend._idle._refill
+
+
 def containers_of(api: Any, run_id: str) -> list[dict[str, Any]]:
     return api.containers(all=True, filters={"label": f"agentrl.run={run_id}"})
 
@@ -137,8 +142,8 @@ def test_nothing_is_left_of_owners_that_were_killed(address, api):
 def test_the_sweep_takes_running_orphans_and_leaves_what_is_owned(address, api):
     """A container may outlive its owner where the engine is remote: what its labels say decides."""
     run_id, me = uuid.uuid4().hex, this_process()
-    dead = reaper.Owner(pid=me.pid, start="1", boot=me.boot, pid_namespace=me.pid_namespace)
-    elsewhere = reaper.Owner(pid=1, start="1", boot="another", pid_namespace="another")
+    dead = reaper.Owner(pid=me.pid, start_ticks=1, boot=me.boot, pid_namespace=me.pid_namespace)
+    elsewhere = reaper.Owner(pid=1, start_ticks=1, boot="another", pid_namespace="another")
     labels = {
         "dead": reaper.labels(dead, run_id, ttl_s=3600),
         "over": reaper.labels(elsewhere, run_id, ttl_s=-3600),
@@ -287,8 +292,7 @@ def test_the_reserve_is_used_once_refilled_and_made_for_the_limits_asked_for(add
             run_id = backend._recipe.run_id
             first = await backend.create(LIMITS)
             await first.run_code("open('/box/trace', 'w').write('here')")
-            assert backend._refill is not None
-            await backend._refill
+            await reserve_is_full(backend)
             assert len(containers_of(api, run_id)) == 3
             second = await backend.create(LIMITS)
             listed = await second.run_code("import os; os.listdir('/box')")
@@ -307,8 +311,7 @@ def test_an_idle_box_that_died_is_not_handed_out(address, api):
     async def scenario() -> str | None:
         async with started(address, idle_boxes=1) as backend:
             first = await backend.create(LIMITS)
-            assert backend._refill is not None
-            await backend._refill
+            await reserve_is_full(backend)
             for entry in containers_of(api, backend._recipe.run_id):
                 api.kill(entry["Id"])
             await asyncio.sleep(0.3)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from agentrl_sandboxes.local import LocalBackend, UnsafeBackend
 from agentrl_sandboxes.local.cgroup import BoxesGroup, sweep_groups
-from agentrl_sandboxes.local.owner import owner_label, owner_lives
+from agentrl_sandboxes.supervised.owner import owner_label, owner_lives
 from host_state import alive, descendants, list_local
 
 from agentrl.sandbox.base import SandboxLimits

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import math
 import uuid
-from collections import deque
 
 from agentrl.errors import ConfigError, SandboxError, SandboxUnavailable
 from agentrl.sandbox.base import SandboxLimits, SandboxReport
 from agentrl_sandboxes.docker import container, engine
-from agentrl_sandboxes.docker.fleet import Container, Fleet, Recipe
+from agentrl_sandboxes.docker.fleet import Fleet, Recipe
 from agentrl_sandboxes.docker.image import BUILD_HINT, DEFAULT_IMAGE
 from agentrl_sandboxes.docker.report import describe
 from agentrl_sandboxes.supervised.box import SupervisedSandbox
+from agentrl_sandboxes.supervised.idle import IdleBoxes
 from agentrl_sandboxes.supervised.limits import check_limits
 
 _CALL_S = 10.0
@@ -63,9 +63,7 @@ class DockerBackend:
         )
         self._max_creating = max_creating
         self._idle_target = idle_boxes
-        self._idle: deque[Container] = deque()
-        self._idle_limits: SandboxLimits | None = None
-        self._refill: asyncio.Task[None] | None = None
+        self._idle: IdleBoxes | None = None
         self._starting = asyncio.Lock()
         self._fleet: Fleet | None = None
         self._report: SandboxReport | None = None
@@ -90,20 +88,15 @@ class DockerBackend:
     async def create(self, limits: SandboxLimits) -> SupervisedSandbox:
         """Return a fresh box, a container of its own."""
         check_limits(limits)
-        fleet = self._fleet
-        if self._closed or fleet is None:
+        if self._closed or self._fleet is None or self._idle is None:
             raise SandboxError("the sandbox backend is not started, or closed")
-        entry = self._take_idle(fleet, limits) or await fleet.open(limits)
-        if self._idle_target and (self._refill is None or self._refill.done()):
-            self._refill = asyncio.create_task(self._fill_idle(fleet))
-        return _box_of(entry)
+        return self._idle.take(limits) or await self._fleet.open(limits)
 
     async def close(self) -> None:
         """Remove every container of this backend, then disconnect."""
         self._closed = True
-        if self._refill is not None:
-            self._refill.cancel()
-            await asyncio.gather(self._refill, return_exceptions=True)
+        if self._idle is not None:
+            await self._idle.close()
         if self._fleet is not None:
             await self._fleet.close()
             self._fleet.engine.close()
@@ -131,10 +124,11 @@ class DockerBackend:
         try:
             self.reaped = await fleet.reap()
             await self._check_image(fleet.engine)
-            first = await fleet.open(SandboxLimits())
+            box = await fleet.open(SandboxLimits())
+            first = fleet.entry_of(box)
             seen = await fleet.engine.call(lambda api: api.inspect_container(first.name), _CALL_S)
             self._report = describe(seen, first.facts, container.max_tasks(first.limits))
-            await _box_of(first).close()
+            await box.close()
         except BaseException as error:
             await fleet.close()
             fleet.engine.close()
@@ -142,6 +136,14 @@ class DockerBackend:
                 raise SandboxUnavailable(f"the docker sandbox cannot work here: {error}") from None
             raise
         self._fleet = fleet
+        self._idle = IdleBoxes(
+            fleet.open,
+            self._idle_target,
+            is_fresh=lambda box: (
+                fleet.entry_of(box).ends_at_s > loop.time() + self._recipe.ttl_s / 2
+            ),
+            at_once=self._max_creating,
+        )
 
     async def _check_image(self, connection: engine.Engine) -> None:
         image = self._recipe.image
@@ -149,41 +151,3 @@ class DockerBackend:
             await connection.call(lambda api: api.inspect_image(image), _CALL_S)
         except engine.NotThere:
             raise SandboxUnavailable(f"the engine has no image {image!r}. {BUILD_HINT}") from None
-
-    def _take_idle(self, fleet: Fleet, limits: SandboxLimits) -> Container | None:
-        if self._idle_limits != limits:
-            stale, self._idle = self._idle, deque()
-            self._idle_limits = limits
-            for entry in stale:
-                fleet.discard(entry)
-        needed_s = asyncio.get_running_loop().time() + self._recipe.ttl_s / 2
-        while self._idle:
-            entry = self._idle.popleft()
-            if entry.ends_at_s > needed_s and not _box_of(entry).ended:
-                return entry
-            fleet.discard(entry)
-        return None
-
-    async def _fill_idle(self, fleet: Fleet) -> None:
-        """Start boxes ahead of need; a failure here shows again where a box is asked for."""
-        while not self._closed and (missing := self._idle_target - len(self._idle)) > 0:
-            limits = self._idle_limits
-            if limits is None:
-                return
-            opened = await asyncio.gather(
-                *(fleet.open(limits) for _ in range(missing)), return_exceptions=True
-            )
-            for entry in opened:
-                if not isinstance(entry, Container):
-                    continue
-                if limits == self._idle_limits:
-                    self._idle.append(entry)
-                else:
-                    fleet.discard(entry)
-            if any(isinstance(entry, BaseException) for entry in opened):
-                return
-
-
-def _box_of(entry: Container) -> SupervisedSandbox:
-    assert entry.box is not None  # `Fleet.open` returns none without
-    return entry.box

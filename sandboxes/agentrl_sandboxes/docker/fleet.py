@@ -65,7 +65,7 @@ class Fleet:
         self._containers: dict[str, Container] = {}
         self.leaked = 0
 
-    async def open(self, limits: SandboxLimits) -> Container:
+    async def open(self, limits: SandboxLimits) -> SupervisedSandbox:
         """Create, attach, start, and wait until the supervisor has said hello.
 
         Raises:
@@ -99,12 +99,16 @@ class Fleet:
                 except SandboxError as error:
                     raise SandboxError(f"{error} ({channel.last_words()})") from None
             except BaseException:
-                self.discard(entry)
+                self._discard(entry)
                 raise
-            return entry
+            return entry.box
 
-    def discard(self, entry: Container) -> None:
-        """Begin to close a box and to remove its container; `close` waits for it."""
+    def entry_of(self, box: SupervisedSandbox) -> Container:
+        """The container of a box that is not closed yet."""
+        return next(entry for entry in self._containers.values() if entry.box is box)
+
+    def _discard(self, entry: Container) -> None:
+        """Begin to close what did not become a box; `close` waits for it."""
         if entry.box is None:
             self._remove(entry)
         else:

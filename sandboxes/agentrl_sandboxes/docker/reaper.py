@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentrl_sandboxes.supervised.owner import start_time
+
 if TYPE_CHECKING:
     from docker import APIClient
 
@@ -30,7 +32,7 @@ class Owner:
     """One process, as nothing else will ever be called."""
 
     pid: int
-    start: str
+    start_ticks: int
     """Its start time, in clock ticks since boot."""
     boot: str
     pid_namespace: str
@@ -39,14 +41,16 @@ class Owner:
         """Whether it lives; None where `seen_by` cannot tell."""
         if (self.boot, self.pid_namespace) != (seen_by.boot, seen_by.pid_namespace):
             return None
-        return _start_time(self.pid) == self.start
+        return start_time(self.pid) == self.start_ticks
 
 
 def this_process() -> Owner:
     """The owner that we are."""
+    own_start = start_time(os.getpid())
+    assert own_start is not None  # we live
     return Owner(
         pid=os.getpid(),
-        start=_start_time(os.getpid()),
+        start_ticks=own_start,
         boot=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
         pid_namespace=os.readlink("/proc/self/ns/pid"),
     )
@@ -58,7 +62,7 @@ def labels(owner: Owner, run_id: str, ttl_s: float) -> dict[str, str]:
         MARK: "1",
         f"{_PREFIX}run": run_id,
         f"{_PREFIX}owner.pid": str(owner.pid),
-        f"{_PREFIX}owner.start": owner.start,
+        f"{_PREFIX}owner.start": str(owner.start_ticks),
         f"{_PREFIX}owner.boot": owner.boot,
         f"{_PREFIX}owner.pid_namespace": owner.pid_namespace,
         f"{_PREFIX}expires_at": f"{time.time() + ttl_s:.0f}",
@@ -77,7 +81,7 @@ def is_orphan(
     try:
         owner = Owner(
             pid=int(found[f"{_PREFIX}owner.pid"]),
-            start=found[f"{_PREFIX}owner.start"],
+            start_ticks=int(found[f"{_PREFIX}owner.start"]),
             boot=found[f"{_PREFIX}owner.boot"],
             pid_namespace=found[f"{_PREFIX}owner.pid_namespace"],
         )
@@ -135,12 +139,3 @@ def was_killed_through(client: APIClient, name: str, started_at: str) -> bool:
         decode=True,
     )
     return any(True for _ in events)
-
-
-def _start_time(pid: int) -> str:
-    """Field 22 of a process's stat; empty if there is no such process, or only its corpse."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in ("Z", "X") else fields[19]

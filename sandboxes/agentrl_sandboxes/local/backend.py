@@ -12,10 +12,10 @@ from typing import Any
 from agentrl.errors import SandboxError, SandboxUnavailable
 from agentrl.sandbox.base import SandboxLimits, SandboxReport, SandboxStatus
 from agentrl_sandboxes.local.cgroup import BoxesGroup, sweep_groups
-from agentrl_sandboxes.local.idle import IdleBoxes
 from agentrl_sandboxes.local.launcher import ZygoteProcess, find_bwrap, find_python
 from agentrl_sandboxes.supervised.box import SupervisedSandbox
 from agentrl_sandboxes.supervised.channel import SocketChannel
+from agentrl_sandboxes.supervised.idle import IdleBoxes
 from agentrl_sandboxes.supervised.limits import check_limits
 
 _START_S = 20.0

@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentrl_sandboxes.local.owner import owner_label, owner_lives
+from agentrl_sandboxes.supervised.owner import owner_label, owner_lives
 
 _ROOT = Path("/sys/fs/cgroup")
 _OWN_GROUPS = Path("/proc/self/cgroup")

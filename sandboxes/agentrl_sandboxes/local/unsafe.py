@@ -23,11 +23,11 @@ from pathlib import Path
 
 from agentrl.errors import SandboxError
 from agentrl.sandbox.base import SandboxLimits, SandboxReport
-from agentrl_sandboxes.local.owner import owner_label, owner_lives
 from agentrl_sandboxes.supervised import inside
 from agentrl_sandboxes.supervised.box import SupervisedSandbox
 from agentrl_sandboxes.supervised.channel import SocketChannel
 from agentrl_sandboxes.supervised.limits import check_limits
+from agentrl_sandboxes.supervised.owner import owner_label, owner_lives
 
 # The package's folder is on the path for one import only: programs must not see it.
 _MAIN = (

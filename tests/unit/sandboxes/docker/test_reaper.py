@@ -26,7 +26,7 @@ def found(owner: reaper.Owner, *, expires_in_s: float = 3600.0) -> dict[str, str
         (ME, 3600, False, 500, False),  # its owner may be looking into its death
         (ME, -3600, True, 5, True),
         (ME, -5, True, 5, False),  # it is about to end by itself
-        (replace(ME, start="1"), 3600, True, 5, True),  # the process id was given away again
+        (replace(ME, start_ticks=1), 3600, True, 5, True),  # the process id was given away again
         (replace(ME, pid=2**22 + 1), 3600, True, 5, True),
         (replace(ME, boot="other"), 3600, True, 5000, False),  # another machine, or this one before
         (replace(ME, boot="other"), 3600, False, 5000, True),
@@ -45,7 +45,7 @@ def test_an_orphan_is_told_by_its_owner_its_time_and_its_state(
 
 @pytest.mark.parametrize("broken", ["agentrl.owner.pid", "agentrl.expires_at"])
 def test_labels_that_cannot_be_read_leave_a_running_container_alone(broken):
-    labels = {**found(replace(ME, start="1")), broken: "?"}
+    labels = {**found(replace(ME, start_ticks=1)), broken: "?"}
     assert not reaper.is_orphan(labels, running=True, age_s=9999, me=ME, now_s=NOW_S)
     assert reaper.is_orphan(labels, running=False, age_s=9999, me=ME, now_s=NOW_S)
 
@@ -53,7 +53,7 @@ def test_labels_that_cannot_be_read_leave_a_running_container_alone(broken):
 def test_a_process_that_ended_but_was_not_reaped_is_dead():
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     assert child.stdin is not None
-    owner = replace(ME, pid=child.pid, start=reaper._start_time(child.pid))
+    owner = replace(ME, pid=child.pid, start_ticks=reaper.start_time(child.pid) or 0)
     assert owner.alive(ME) is True
     child.stdin.close()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie from here on
