@@ -140,9 +140,7 @@ async def fetch(
         # Without the inner error: it can hold the request, and with it the headers.
         if scope.expired():
             raise NoAnswer(f"{_place(url)} did not answer within {timeout_s:g} s") from None
-        raise Unreachable(
-            f"{_place(url)} cannot be reached: {str(error)[:200] or type(error).__name__}"
-        ) from None
+        raise Unreachable(f"{_place(url)} cannot be reached: {_reason(error)}") from None
     raise ToolError(f"more than {max_redirects} redirects")
 
 
@@ -177,6 +175,14 @@ async def _decoded(response: httpx.Response) -> AsyncGenerator[bytes, None]:
         while chunk and not inflate.eof:
             yield inflate.decompress(chunk, 65536)
             chunk = inflate.unconsumed_tail
+
+
+def _reason(error: Exception) -> str:
+    import aiohttp
+
+    if isinstance(error, aiohttp.ClientResponseError):  # quotes what came, which may be a secret
+        return "what it answered is no HTTP"
+    return str(error)[:200] or type(error).__name__
 
 
 def _place(url: str) -> str:
