@@ -143,6 +143,16 @@ def test_the_shell_keeps_folder_and_exported_variables_and_nothing_else(backend:
     ]
 
 
+def test_a_flood_leaves_out_the_middle_and_keeps_the_end(backend: StartedBackend):
+    async def scenario() -> str:
+        async with trajectory(Direct(backend.backend)) as call:
+            return (await call("bash", command="seq 1 5000; echo done; exit 7")).content
+
+    answer = backend.run(scenario())
+    assert answer.startswith("1\n2\n3\n") and answer.endswith("5000\ndone\n[exit code 7]")
+    assert "characters left out" in answer and len(answer) < 1800
+
+
 def test_what_an_environment_sets_up_is_there(backend: StartedBackend):
     state = {"bash": {"setup": "export GREETING=hi; mkdir d; cd d"}, "python": {"setup": "n = 7"}}
 

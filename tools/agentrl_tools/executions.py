@@ -10,6 +10,9 @@ NO_OUTPUT = "(no output)"
 """The answer where nothing was printed: an empty message says less."""
 
 _OURS = (SandboxStatus.SANDBOX_DEAD, SandboxStatus.INFRA_ERROR)
+_CUT = "bytes cut]"
+"""In the marker that a backend puts where it cut a stream."""
+_TAIL_CHARS = 40
 _RESTARTED = "python was restarted: all names are lost"
 
 
@@ -36,11 +39,23 @@ def describe(result: ExecResult, *, wall_s: float, last: str = "") -> str:
         SandboxStatus.PIDS_LIMIT: "too many processes or threads",
     }
     note = notes.get(result.status, last)
-    cut = f"[{result.truncated_bytes} more bytes]" if result.truncated_bytes else ""
+    is_told = any(_CUT in stream[-_TAIL_CHARS:] for stream in (result.stdout, result.stderr))
+    cut = f"[{result.truncated_bytes} more bytes]" if result.truncated_bytes and not is_told else ""
     lost = result.state_lost or result.status is SandboxStatus.STATE_LOST
     restarted = _RESTARTED if lost else ""
     parts = (result.stdout, cut, result.stderr, result.result or "", note, restarted)
     return "\n".join(part.rstrip("\n") for part in parts if part.strip()) or NO_OUTPUT
+
+
+def shorten(text: str, max_chars: int) -> str:
+    """Leave out the middle of a long text: its end says how the command went."""
+    if len(text) <= max_chars:
+        return text
+    half = max_chars // 2
+    return (
+        f"{text[:half]}\n[{len(text) - 2 * half} characters left out; write to a file and view "
+        f"parts of it]\n{text[-half:]}"
+    )
 
 
 def last_line(traceback: str | None) -> str:

@@ -35,11 +35,19 @@ async def read_text(sandbox: Sandbox, path: str) -> str:
     return text
 
 
+def lines_of(text: str) -> list[str]:
+    """Return the lines as commands count them: only a line feed ends one."""
+    lines = text.split("\n")
+    if not lines[-1]:
+        lines.pop()
+    return lines
+
+
 def number_lines(lines: Sequence[str], first: int, last: int, *, max_chars: int) -> str:
     """Return lines ``first`` to ``last``, counted from 1, each behind its number."""
     shown = []
     for number in range(first, last + 1):
-        line = lines[number - 1]
+        line = lines[number - 1].removesuffix("\r")
         if len(line) > max_chars:
             line = f"{line[:max_chars]}[{len(line) - max_chars} more characters]"
         shown.append(f"{number}\t{line}")

@@ -66,6 +66,8 @@ def test_an_insertion_comes_right_after_its_line(old: list[str], data, new: list
     ("text", "line", "new", "expected"),
     [
         ("a", 1, "b", "a\nb\n"),
+        ("a", 0, "b", "b\na"),
+        ("a\x0cb\n", 1, "c", "a\x0cb\nc\n"),
         ("", 0, "b", "b\n"),
         ("a\r\nb\r\n", 1, "x", "a\r\nx\r\nb\r\n"),
         ("a\n", 0, "x\n", "x\na\n"),

@@ -47,6 +47,10 @@ def context(sandboxes: FakeSandboxes, **state: Any) -> ToolContext:
             ExecResult(status=SandboxStatus.OUTPUT_LIMIT, stdout="aaa", truncated_bytes=9),
             "aaa\n[9 more bytes]",
         ),
+        (
+            ExecResult(status=SandboxStatus.OK, stdout="a\n... [9 bytes cut]", truncated_bytes=9),
+            "a\n... [9 bytes cut]",
+        ),
     ],
 )
 def test_every_result_is_described(result: ExecResult, expected: str):

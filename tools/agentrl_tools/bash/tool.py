@@ -10,7 +10,7 @@ from __future__ import annotations
 from agentrl.errors import InfrastructureError, SandboxError, ToolError
 from agentrl.sandbox.base import ExecResult, Sandbox, SandboxLimits, SandboxStatus
 from agentrl.tool.base import ToolContext
-from agentrl_tools.executions import describe, refuse_our_failures
+from agentrl_tools.executions import describe, refuse_our_failures, shorten
 
 _MAX_COMMAND_CHARS = 32_768
 """Well below what the kernel takes as one argument, in any encoding of it."""
@@ -42,6 +42,7 @@ class BashTool:
         wall_s: seconds one command may take; its process group is then ended.
         cpu_s, memory_mb, max_processes, disk_mb, output_bytes: what it needs of the workspace,
             see :class:`~agentrl.sandbox.base.SandboxLimits`.
+        max_chars: of an answer; the middle of a longer one is left out.
     """
 
     def __init__(
@@ -52,8 +53,10 @@ class BashTool:
         memory_mb: int = 256,
         max_processes: int = 32,
         disk_mb: int = 32,
-        output_bytes: int = 16_384,
+        output_bytes: int = 65_536,
+        max_chars: int = 1600,
     ) -> None:
+        self._max_chars = max_chars
         self.workspace_limits = SandboxLimits(
             wall_s=wall_s,
             cpu_s=cpu_s,
@@ -117,4 +120,5 @@ class BashTool:
     def _describe(self, result: ExecResult) -> str:
         failed = result.status is SandboxStatus.ERROR
         last = f"[exit code {result.exit_code}]" if failed else ""
+        result.stdout = shorten(result.stdout, self._max_chars)
         return describe(result, wall_s=self.workspace_limits.wall_s, last=last)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agentrl.errors import ToolError
+from agentrl_tools.text_files import lines_of
 
 _MAX_LISTED = 5
 
@@ -52,15 +53,15 @@ def insert(text: str, line: int, new: str, path: str) -> Change:
     """
     if not new:
         raise ToolError("new_text is empty; nothing would change")
-    lines = text.splitlines(keepends=True)
+    lines = [f"{one}\n" for one in lines_of(text)]
     if line > len(lines):
         raise ToolError(f"{path} has only {len(lines)} lines, line={line}")
     end = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
-    if line and not lines[line - 1].endswith(("\n", "\r")):
-        lines[line - 1] += end
     added = new if new.endswith("\n") else new + end
     changed = "".join((*lines[:line], added, *lines[line:]))
-    return Change(text=changed, first_line=line + 1, num_lines=len(added.splitlines()))
+    if line < len(lines) and not text.endswith("\n"):
+        changed = changed[:-1]  # the last line had no end, and still has none
+    return Change(text=changed, first_line=line + 1, num_lines=len(lines_of(added)))
 
 
 def _places(text: str, old: str) -> str:
@@ -78,7 +79,7 @@ def _hint(text: str, old: str) -> str:
     if "\r\n" in text and old.replace("\r\n", "\n").replace("\n", "\r\n") in text:
         return "its lines end with CR LF, those of old_text do not"
     wanted = [line.strip() for line in old.splitlines() if line.strip()]
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(lines_of(text), start=1):
         if wanted and line.strip() == wanted[0]:
             return f"line {number} is like its first line; compare white space and what follows"
     return "view the file and copy the text exactly"

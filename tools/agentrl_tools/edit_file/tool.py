@@ -7,7 +7,7 @@ from agentrl.sandbox.base import Sandbox, SandboxLimits
 from agentrl.tool.base import ToolContext
 from agentrl_tools.edit_file.change import Change, insert, replace
 from agentrl_tools.paths import check_file
-from agentrl_tools.text_files import MAX_FILE_BYTES, number_lines, read_text
+from agentrl_tools.text_files import MAX_FILE_BYTES, lines_of, number_lines, read_text
 
 _AROUND_LINES = 2
 _MAX_SHOWN_LINES = 12
@@ -49,7 +49,7 @@ class EditFile:
         if command == "create":
             if old_text is not None or line is not None:
                 raise ToolError("create takes new_text only; use replace or insert for a part")
-            change = Change(text=new_text, first_line=1, num_lines=len(new_text.splitlines()))
+            change = Change(text=new_text, first_line=1, num_lines=len(lines_of(new_text)))
         elif command == "replace":
             if old_text is None or line is not None:
                 raise ToolError("replace takes old_text and new_text")
@@ -81,7 +81,7 @@ def _encode(text: str) -> bytes:
 
 
 def _show(change: Change) -> str:
-    lines = change.text.splitlines()
+    lines = lines_of(change.text)
     if not lines:
         return "(empty file)"
     first = max(1, change.first_line - _AROUND_LINES)

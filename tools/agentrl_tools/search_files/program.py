@@ -82,7 +82,7 @@ def _lines(path, limit):
         return None
     with open(fd, "rb") as file:
         data = file.read(limit)
-    return None if b"\0" in data else data.decode("utf-8", "replace").splitlines()
+    return None if b"\0" in data else data.decode("utf-8", "replace").split("\n")
 
 
 def _compile(pattern, literal):

@@ -6,7 +6,7 @@ from agentrl.errors import SandboxError, ToolError
 from agentrl.sandbox.base import Sandbox, SandboxLimits
 from agentrl.tool.base import ToolContext
 from agentrl_tools.paths import check_file
-from agentrl_tools.text_files import number_lines, read_text
+from agentrl_tools.text_files import lines_of, number_lines, read_text
 
 
 class ViewFile:
@@ -40,7 +40,7 @@ class ViewFile:
         if self._sandbox is None:
             raise SandboxError("view_file was called before it was opened")
         inside = check_file(path)
-        lines = (await read_text(self._sandbox, inside)).splitlines()
+        lines = lines_of(await read_text(self._sandbox, inside))
         if last_line is not None and last_line < first_line:
             raise ToolError(f"last_line={last_line} comes before first_line={first_line}")
         if not lines:
