@@ -4,6 +4,7 @@ One run is: create a box, run one cell, close the box (which waits until it is d
 run in one call, so that they share the machine's state.
 
     python benchmarks/sandbox_rate.py [--runs 600] [--json]
+        [--docker $(scripts/docker_engine.sh start)]
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 
+from agentrl_sandboxes.docker import DockerBackend
+from agentrl_sandboxes.docker.image import build_local_image
 from agentrl_sandboxes.local import LocalBackend
 from agentrl_sandboxes.local.launcher import find_bwrap, find_python
 
@@ -131,6 +134,42 @@ async def measure_processes(runs: int) -> dict[str, float]:
     return found
 
 
+async def measure_docker(address: str, runs: int) -> dict[str, float]:
+    """Containers, each made when it is asked for, and from a reserve; what the engine costs."""
+    image = build_local_image(base_url=address)
+    found = {}
+    for name, idle_boxes in (("docker", 0), ("docker pool of 8", 8)):
+        backend = DockerBackend(base_url=address, image=image, idle_boxes=idle_boxes)
+        await backend.start()
+        starts: list[float] = []
+
+        async def fresh(backend: DockerBackend = backend, starts: list[float] = starts) -> None:
+            start = time.perf_counter()
+            box = await backend.create(LIMITS)
+            result = await box.run_code("sum(range(10))")
+            starts.append(time.perf_counter() - start)
+            assert result.result == "45"
+            await box.close()
+
+        for _ in range(8):  # with pauses, in which a reserve is filled again
+            await fresh()
+            await asyncio.sleep(idle_boxes * 0.25)
+        found[f"{name}, start to first result, p50 [ms]"] = sorted(starts)[4] * 1e3
+        for concurrency in (1, 8):
+            found[f"{name}, {concurrency} at once [runs/s]"] = await rate(fresh, runs, concurrency)
+        if not idle_boxes:
+            box = await backend.create(LIMITS)
+            calls = []
+            for _ in range(1000):
+                start = time.perf_counter()
+                await box.run_code("1")
+                calls.append(time.perf_counter() - start)
+            found["docker, warm call, p50 [ms]"] = sorted(calls)[500] * 1e3
+            found["docker, warm call, p99 [ms]"] = sorted(calls)[990] * 1e3
+        await backend.close()
+    return found
+
+
 def measure_limit(runs: int) -> dict[str, float]:
     """Rate of clone into new namespaces and exit, from a bare interpreter."""
     done = subprocess.run(
@@ -145,10 +184,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=600)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--docker", metavar="ADDRESS", help="measure containers of this engine, too (unix://…)"
+    )
     options = parser.parse_args()
     load_before = os.getloadavg()[0]
     found = asyncio.run(measure_ours(options.runs))
     found |= asyncio.run(measure_processes(max(20, options.runs // 10)))
+    if options.docker:
+        found |= asyncio.run(measure_docker(options.docker, max(16, options.runs // 20)))
     found |= measure_limit(options.runs)
     context = {
         "cores": len(os.sched_getaffinity(0)),
