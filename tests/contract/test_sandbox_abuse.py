@@ -48,13 +48,13 @@ class Arena:
     def settle(self, limits: SandboxLimits) -> None:
         """Take the host as it is now for the state to be restored."""
 
-        async def use_one() -> HostState:
-            box = await self.open(limits)  # boxes of these limits are held in reserve from now on
-            await box.run_code("1")
-            await box.close()
+        async def use_some() -> HostState:
+            # Every process of a server holds boxes of these limits in reserve from now on.
+            boxes = await asyncio.gather(*(self.open(limits) for _ in range(8)))
+            await asyncio.gather(*(box.close() for box in boxes))
             return await settled(self._list)
 
-        self._before = self.arm.run(use_one())
+        self._before = self.arm.run(use_some())
         self._sockets = list_host(self.arm).descriptors.get("socket", 0)
 
     def check_host(self) -> None:
@@ -83,12 +83,17 @@ class Arena:
 
         async def scenario() -> ExecResult:
             box = await self.open()
-            hostile = await box.run_code(code, timeout_s=timeout_s)
-            if hostile.status is not SandboxStatus.SANDBOX_DEAD:
-                await self.check_next(box)
+            try:
+                hostile = await box.run_code(code, timeout_s=timeout_s)
+                if hostile.status is not SandboxStatus.SANDBOX_DEAD:
+                    await self.check_next(box)
+            finally:
+                await box.close()
             fresh = await self.open()
-            await self.check_next(fresh)
-            await asyncio.gather(box.close(), fresh.close())
+            try:
+                await self.check_next(fresh)
+            finally:
+                await fresh.close()
             return hostile
 
         return self.arm.run(scenario())
@@ -808,14 +813,21 @@ frame = struct.pack('!II', len(h), 0) + h
 while frame: frame = frame[os.write(255, frame[:65536]):]
 """
     assert arena.attack(code).status is OUTPUT_LIMIT
-    short = """
-import json, os, struct
-h = json.dumps({"kind": "ok", "result": "x" * 400_000}).encode()
-os.write(255, struct.pack('!II', len(h), 0) + h)
+
+
+def test_a_forged_result_is_no_longer_than_an_honest_one(arena):
+    code = """
+import json
+send(report(json.dumps({"kind": "ok", "result": "x" * 400_000}).encode()))
 """
-    assert arena.attack(short).status is STATE_LOST
-    numbered = short.replace("len(h), 0) + h", "len(h), 4) + h + struct.pack('!I', 1)")
-    assert len(arena.attack(numbered).result or "") < LIMITS.output_bytes + 20_000
+
+    async def scenario():
+        box = await arena.open()
+        result = await box.run_code(_FORGE + code)
+        await box.close()
+        return result.result or ""
+
+    assert LIMITS.output_bytes < len(arena.arm.run(scenario())) < LIMITS.output_bytes + 20_000
 
 
 # All at once
