@@ -111,6 +111,6 @@ def bind(
         breaker=CircuitBreaker(spec.name, breaker),
         is_stateless=bound.stateless,
         workspace_limits=bound.workspace_limits,
-        overlaps=bound.stateless,
+        overlaps=bound.stateless and bound.workspace_limits is None,
         overtime_s=bound.overtime_s,
     )

@@ -201,20 +201,30 @@ async def resets(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 @asynccontextmanager
-async def hostile(handler: Handler) -> AsyncIterator[tuple[str, list[str]]]:
-    """Serve sessions as a tool server does, and calls as ``handler`` does."""
+async def hostile(
+    handler: Handler, affinities: dict[str, list[str]] | None = None
+) -> AsyncIterator[tuple[str, list[str]]]:
+    """Serve sessions as a tool server does, and calls as ``handler`` does.
+
+    Args:
+        affinities: gets the paths that were asked for by the header that tells where to.
+    """
     asked: list[str] = []
+    affinities = {} if affinities is None else affinities
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while first := (await reader.readline()).decode():
-                length = 0
+                length, affinity = 0, ""
                 while line := (await reader.readline()).decode().strip().lower():
                     if line.startswith("content-length:"):
                         length = int(line.partition(":")[2])
+                    if line.startswith("agentrl-affinity:"):
+                        affinity = line.partition(":")[2].strip()
                 await reader.readexactly(length)
                 method, path = first.split()[:2]
                 asked.append(f"{method} {path}")
+                affinities.setdefault(affinity, []).append(path)
                 if path == "/v1/sessions":
                     writer.write(answer("201 -", b'{"session": "abc"}'))
                 elif path.endswith("/calls"):
@@ -293,6 +303,25 @@ def test_a_failure_that_passes_is_called_again(tmp_path: Path) -> None:
     assert metrics["tool/wait/retries"] == 4
     assert metrics["tool/wait/infra_errors"] == 0
     assert metrics["reward/mean"] == 1.0
+
+
+def test_all_requests_of_a_session_can_be_sent_to_one_process(tmp_path: Path) -> None:
+    affinities: dict[str, list[str]] = {}
+
+    async def main() -> None:
+        async with (
+            hostile(fails_with_500, affinities) as (url, _),
+            Rollouts(tmp_path, url).opened() as sample,
+        ):
+            await sample(0)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    about_tools = affinities.pop("", [])  # the list of tools belongs to no session
+    assert about_tools == ["/v1/tools"] * len(about_tools)
+    assert len(affinities) == 4
+    for paths in affinities.values():
+        assert paths[0] == "/v1/sessions" and paths[-1] == "/v1/sessions/abc"
+        assert "/v1/sessions/abc/calls" in paths
 
 
 def test_a_port_where_nobody_listens(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,8 @@ _OPEN_TIMEOUT_S = 28.0
 """Less than the executor's deadline of ``Tool.open``, so that a server that is lost is named."""
 _CLOSE_TIMEOUT_S = 4.0
 _MAX_BYTES = 65_536
+AFFINITY_HEADER = "Agentrl-Affinity"
+"""By which a load balancer tells which requests must reach one process."""
 _SPARE_CONNECTIONS = 16
 """For opening and closing, beside calls."""
 
@@ -91,17 +94,22 @@ class Server:
         finally:
             await client.aclose()
 
-    async def request(self, client: Any, method: str, path: str, **request: Any) -> Answer:
+    async def request(
+        self, client: Any, method: str, path: str, *, affinity: str = "", **request: Any
+    ) -> Answer:
         """Send a request; return the answer where it is one of success.
+
+        Args:
+            affinity: the same for all requests of a session.
 
         Raises:
             SessionLost: the server knows no such session of ours.
             ToolError: the arguments are too large for it.
             InfrastructureError: no answer, or a refusal.
         """
-        headers = {}
+        headers = {AFFINITY_HEADER: affinity} if affinity else {}
         if self._token is not None:
-            headers = resolved({"Authorization": f"Bearer {self._token}"})
+            headers |= resolved({"Authorization": f"Bearer {self._token}"})
         answer = await fetch(client, method, f"{self.url}{path}", headers=headers, **request)
         if answer.status < 300:
             return answer
@@ -125,6 +133,7 @@ class SharedSession:
         self.client: Any = None
         self._server = server
         self._seed = seed
+        self._affinity = secrets.token_hex(8)
         self._id: str | None = None
         self._opening = asyncio.Lock()
 
@@ -154,7 +163,9 @@ class SharedSession:
     async def request(self, method: str, path: str, **request: Any) -> Answer:
         """Send a request about this session; see :meth:`Server.request`."""
         target = f"/v1/sessions/{self._id}{path}"
-        return await self._server.request(self.client, method, target, **request)
+        return await self._server.request(
+            self.client, method, target, affinity=self._affinity, **request
+        )
 
     async def end(self) -> None:
         """Close it on the server, as far as that can be reached: it closes idle ones itself."""
@@ -170,6 +181,7 @@ class SharedSession:
             self.client,
             "POST",
             "/v1/sessions",
+            affinity=self._affinity,
             json={"seed": self._seed, "state": json.loads(self.key[1])},
             timeout_s=_OPEN_TIMEOUT_S,
             max_bytes=_MAX_BYTES,
