@@ -40,6 +40,8 @@ def test_the_wheel_carries_its_data_files(wheel: Path) -> None:
         "agentrl/py.typed",
         "agentrl_tools/python/tool.yaml",
         "agentrl_tools/calculator/tool.yaml",
+        "agentrl_tools/search/sample.jsonl",
+        "agentrl_tools/search_files/program.py",
     ):
         assert wanted in names
 
