@@ -819,6 +819,7 @@ def test_a_forged_result_is_no_longer_than_an_honest_one(arena):
     code = """
 import json
 send(report(json.dumps({"kind": "ok", "result": "x" * 400_000}).encode()))
+while True: pass
 """
 
     async def scenario():

@@ -133,9 +133,9 @@ class Reports:
             if head and self._buffer[end - body : end] != wire.NUMBER.pack(self.expected):
                 self.out_of_turn = True
                 return
-            if head:
+            if head and self.report is None:  # a second one of the same number is no news
                 self.report = bytes(self._buffer[wire.PREFIX.size : wire.PREFIX.size + head])
-            else:
+            elif not head:
                 self.private += self._buffer[wire.PREFIX.size : end]
             del self._buffer[:end]
 
