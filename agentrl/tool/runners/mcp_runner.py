@@ -18,13 +18,9 @@ parameters that the server gives; with it, for that one, and any of the three ma
 from __future__ import annotations
 
 import asyncio
-import re
-import shutil
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +30,7 @@ from agentrl.net.guard import Guard
 from agentrl.tool.background import in_background, wait_in_background
 from agentrl.tool.base import ToolContext
 from agentrl.tool.runners.base import Allow, Bound, ToolOffer
+from agentrl.tool.runners.mcp_program import find_program
 from agentrl.tool.runners.mcp_session import McpServer, McpSession
 from agentrl.tool.runners.sharing import SharedSessions
 from agentrl.tool.secrets import read_texts, unset_in
@@ -41,8 +38,6 @@ from agentrl.tool.section import Section
 
 if TYPE_CHECKING:
     from agentrl.tool.spec import ToolSpec
-
-_SDKS = re.compile(r"(mcp|fastmcp)(?![A-Za-z0-9_.-])", re.IGNORECASE)
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -208,7 +203,7 @@ class _McpTool:
     async def open(self, context: ToolContext) -> None:
         """Open the session of the trajectory, unless another tool of the server has."""
         self._key = self._key or context.trajectory_id
-        self._session = await in_background(self._sessions.acquire(self._key))
+        await in_background(self._acquire(self._key))
 
     async def call(self, **arguments: Any) -> str:
         """Ask the server."""
@@ -218,9 +213,19 @@ class _McpTool:
 
     async def close(self) -> None:
         """Let the session go; the last tool of a trajectory ends it."""
+        if self._key is not None:
+            await in_background(self._release(self._key))
+
+    # Both on the background loop, so that a caller who is cancelled half-way leaves no session that
+    # nobody gives back.
+
+    async def _acquire(self, key: str) -> None:
+        self._session = await self._sessions.acquire(key)
+
+    async def _release(self, key: str) -> None:
         session, self._session = self._session, None
-        if session is not None and self._key is not None:
-            await in_background(self._sessions.release(self._key))
+        if session is not None:
+            await self._sessions.release(key)
 
 
 def _pairs(section: Section, key: str, *, is_headers: bool) -> tuple[tuple[str, str], ...]:
@@ -242,9 +247,6 @@ def _url(section: Section) -> str | None:
     return url
 
 
-# ------------------------------------------------------------------ what may be started
-
-
 def _found(target: McpTarget, allow: Allow) -> McpServer:
     """Return the server with the program that it is started by."""
     texts = [text for _, text in (*target.server.env, *target.server.headers)]
@@ -255,52 +257,9 @@ def _found(target: McpTarget, allow: Allow) -> McpServer:
         )
     if not target.command:
         return target.server
-    program = _program(target.command[0], target.server.folder, allow)
+    program = find_program(target.command[0], target.server.folder, allow)
     values = {name: getattr(target.server, name) for name in McpServer.__dataclass_fields__}
     return McpServer(**{**values, "program": program})
-
-
-def _program(name: str, folder: Path, allow: Allow) -> str:
-    """Return the path of a program that a spec may start.
-
-    Raises:
-        ToolSpecError: it may not, or is not there.
-    """
-    path: str | None = None
-    if name in allow.commands:
-        path = shutil.which(name)
-    elif "/" in name:
-        file = (folder / name).resolve()
-        if not file.is_relative_to(folder):
-            raise ToolSpecError(_not_allowed(name))
-        path = shutil.which(str(file))
-    elif _is_server(name):
-        beside = Path(sys.executable).with_name(name)  # of this environment, whatever PATH says
-        path = shutil.which(str(beside)) or shutil.which(name)
-    else:
-        raise ToolSpecError(_not_allowed(name))
-    if path is None:
-        raise ToolSpecError(f"there is no program {name!r} that could be run")
-    return path
-
-
-def _not_allowed(name: str) -> str:
-    return (
-        f"starting {name!r} is not allowed: it is neither a program of an installed MCP server nor "
-        f"in the spec's own folder; add tools.allow_command=[{name}] if that is what you want"
-    )
-
-
-def _is_server(name: str) -> bool:
-    """Return whether a program belongs to an installed package that uses the SDK of MCP.
-
-    Not any installed program: with an interpreter or a shell the spec could hold code.
-    """
-    for point in entry_points(group="console_scripts", name=name):
-        for requirement in (point.dist.requires or ()) if point.dist else ():
-            if _SDKS.match(requirement) and "extra ==" not in requirement:
-                return True
-    return False
 
 
 # ------------------------------------------------------------------ sessions of this process

@@ -62,7 +62,7 @@ class Echo(BaseHTTPRequestHandler):
 
     do_GET = do_POST = do_PUT = do_DELETE = do
 
-    def log_message(self, *args: Any) -> None: ...
+    def log_message(self, format: str, *args: Any) -> None: ...
 
 
 @pytest.fixture(scope="module")
