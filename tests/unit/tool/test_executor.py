@@ -463,6 +463,17 @@ def test_a_tool_that_cannot_be_opened_opens_the_breaker(tmp_path: Path):
     assert result.breaker_open
 
 
+def test_episodes_that_wait_until_it_has_cooled_may_try(tmp_path: Path):
+    bench = Bench(tmp_path, "function", breaker=BreakerConfig(max_failures=1, cooldown_s=0.2))
+    bench.run("infra")
+    (refused,) = bench.run("fine")
+    asyncio.run(bench.toolbox.cooled())
+    (tried,) = bench.run("fine")
+    assert (refused.breaker_open, tried.breaker_open) == (True, False)
+    assert tried.status is ToolStatus.OK
+    asyncio.run(asyncio.wait_for(bench.toolbox.cooled(), 10))
+
+
 def test_a_tool_that_stays_down_stops_the_run(tmp_path: Path):
     config = BreakerConfig(max_failures=1, cooldown_s=1e-9, give_up_s=1e-9)
     bench = Bench(tmp_path, "function", breaker=config)
