@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -152,6 +153,14 @@ def test_the_schema_takes_what_the_reader_takes(text: str):
 )
 def test_the_schema_refuses_what_the_reader_refuses(text: str):
     assert not fits(text)
+
+
+def test_every_spec_on_the_page_of_tools_fits_the_schema():
+    page = (ROOT / "docs" / "tools.md").read_text()
+    blocks = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) >= 4
+    for block in blocks:
+        assert fits(block), block
 
 
 def test_a_key_of_a_spec_never_leads_to_an_import(tmp_path: Path):
