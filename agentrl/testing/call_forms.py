@@ -15,8 +15,11 @@ from typing import Any
 
 from agentrl.types import ToolCall
 
-_WORDS = ("river", "Zürich", "北京", "a b", "x = f(1)\nprint(x)", "it's", 'say "hi"', "\\d+", "42")
-_WORDS += ("true", "null", "[1, 2]", "<b>bold</b>", "🙂", "a\tb", "C:\\temp", "100%", "{}", "'q'")
+# Strings that another reader could take for a value of another type.
+_LITERALS = ("true", "null", "[1, 2]", "{}", "'q'", "42")
+_LITERAL_RATE = 0.01
+_WORDS = ("river", "Zürich", "北京", "a b", "x = f(1)\nprint(x)", "it's", 'say "hi"', "\\d+", "🙂")
+_WORDS += ("<b>bold</b>", "a\tb", "C:\\temp", "100%", "3 < 4", "a;b", "```py", "[0]", "</div>")
 
 TOOLS: tuple[Mapping[str, Any], ...] = tuple(
     {
@@ -68,6 +71,8 @@ def random_call(rng: random.Random) -> ToolCall:
 
 
 def _value(rng: random.Random, kind: str, depth: int = 0) -> Any:
+    if kind == "string" and rng.random() < _LITERAL_RATE:
+        return rng.choice(_LITERALS)
     if kind == "string":
         return rng.choice(("", " ", "\n")).join(rng.choices(_WORDS, k=rng.randint(1, 4)))
     if kind == "integer":

@@ -47,10 +47,11 @@ def _read(marker: Marker) -> tuple[list[ToolCall], int]:
     if marker.match["marker"] != _BEGIN:
         return [], start
     head = _HEAD.match(text, start)
-    if head is None:
-        problem = f"the tool call has no name and {_SEPARATOR}; write {_FORM_V31}"
+    position = start if head is None else skip_space(text, head.end())
+    if head is None or (head[1] == _TYPE and text.startswith("```", position)):
+        problem = f"the tool call has no name, or no {_SEPARATOR}; write {_FORM_V31}"
         return [broken(problem)], marker.after(_ENDING, start)
-    name, form, position = head[1], _FORM_V31, skip_space(text, head.end())
+    name, form = head[1], _FORM_V31
     if name == _TYPE and (named := _NAME.match(text, position)) is not None:
         name, form, position = named[1], _FORM_V3, named.end()
     try:

@@ -97,12 +97,13 @@ def _function(header: _Header) -> str | None:
 
 
 def _read_call(text: str, start: int, name: str, header: _Header) -> tuple[ToolCall, int]:
-    try:
-        if header.channel == _THOUGHTS:
-            raise ValueError(f"no call is run from the {_THOUGHTS} channel")
-        arguments, position = read_arguments(text, start, _ENDS)
-    except ValueError as error:
-        end = _END.search(text, start)
-        problem = f"the tool call is broken: {error}; write {_FORM}"
-        return broken(problem, name=name), len(text) if end is None else end.start()
-    return ToolCall(name=name, arguments=arguments), position
+    problem = f"no call is run from the {_THOUGHTS} channel"
+    if header.channel != _THOUGHTS:
+        try:
+            arguments, position = read_arguments(text, start, _ENDS)
+            return ToolCall(name=name, arguments=arguments), position
+        except ValueError as error:
+            problem = f"the arguments are no valid JSON ({error})"
+    end = _END.search(text, start)
+    call = broken(f"{problem}; write {_FORM}", name=name)
+    return call, len(text) if end is None else end.start()

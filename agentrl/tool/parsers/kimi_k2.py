@@ -27,7 +27,8 @@ _BEGIN, _ARGUMENTS, _END = (
 _ENDS = (_END, _BEGIN, _SECTION[1])
 _FORM = f"{_BEGIN}functions.name:0{_ARGUMENTS}{{...}}{_END}"
 _HEAD = re.compile(f'\\s*([^\\s<>{{}}"]{{1,200}})\\s*{re.escape(_ARGUMENTS)}')
-_ID = re.compile(r"(?:functions\.)?(?P<name>.*?[^\d:].*?)(?::\d+)?")
+_NAMESPACE = "functions."
+_INDEX = re.compile(r":\d+$")
 _ENDING = re.compile(re.escape(_END))
 _SCANNER = Scanner("|".join(map(re.escape, (_BEGIN, *_SECTION))))
 
@@ -47,11 +48,10 @@ def _read(marker: Marker) -> tuple[list[ToolCall], int]:
     if marker.match["marker"] != _BEGIN:
         return [], start
     head = _HEAD.match(text, start)
-    identity = None if head is None else _ID.fullmatch(head[1])
-    if head is None or identity is None:
+    name = "" if head is None else _INDEX.sub("", head[1].removeprefix(_NAMESPACE))
+    if head is None or not name or name.isdigit():
         problem = f"the tool call does not name its function; write {_FORM}"
         return [broken(problem)], marker.after(_ENDING, start)
-    name = identity["name"]
     try:
         arguments, end = read_arguments(text, head.end(), _ENDS)
     except ValueError as error:

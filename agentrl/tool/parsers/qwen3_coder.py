@@ -32,6 +32,7 @@ _FORM = (
     "<tool_call><function=name><parameter=key>value</parameter></function></tool_call>, "
     "each tag on a line of its own"
 )
+_BARE = "<function="
 _FUNCTION = re.compile(r"<function=([^<>\n]{1,200})>")
 _ARGUMENTS = TaggedArguments(
     Tags(
@@ -44,7 +45,7 @@ _ARGUMENTS = TaggedArguments(
     trim="both",
 )
 _CLOSES = re.compile(_CLOSE)
-_SCANNER = Scanner(f"{_OPEN}|^[ \\t]*(?=<function=[^<>\\n]{{1,200}}>)")
+_SCANNER = Scanner(f"{_OPEN}|^[ \\t]*{_BARE}(?=[^<>\\n]{{1,200}}>)")
 
 
 class Qwen3CoderParser:
@@ -66,7 +67,8 @@ def _read(marker: Marker, context: TurnContext) -> tuple[list[ToolCall], int] | 
     if is_bare and marker.in_fence:
         return None
     text = marker.text
-    start = position = skip_space(text, marker.end)
+    begin = marker.end - len(_BARE) if is_bare else marker.end
+    start = position = skip_space(text, begin)
     calls: list[ToolCall] = []
     while (opened := _FUNCTION.match(text, position)) is not None:
         name = opened[1].strip().strip("\"'")

@@ -60,7 +60,7 @@ class Scanner:
     Calls in a thought are text.
 
     Args:
-        marker: regular expression of what begins a call.
+        marker: regular expression of what begins a call; it must take characters.
         leading: regular expression of a form without a marker, looked for only where the turn's
             own words begin.
         open_thought, close_thought: regular expressions of the tags of a thought.

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 _MAX_DEPTH = 32
-_WINDOW = 4096
+_WINDOW = 1024
 _NEAR_END = 16
 """Longer than any literal or escape that the end of a window can cut."""
 

@@ -9,6 +9,8 @@ from typing import Any
 from agentrl.tool.parsers.scanner import Marker
 from agentrl.tool.parsers.typed_text import ParameterTypes
 
+_OPEN_THOUGHT, _CLOSE_THOUGHT = "<think>", "</think>"
+
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Tags:
@@ -65,6 +67,11 @@ class TaggedArguments:
             closed = marker.search(self._value_end, opened.end())
             if closed is None or not (closed["close"] or closed.groupdict().get("implied")):
                 raise ValueError(f"the argument {name[:40]!r} is not closed")
+            if text.rfind(_OPEN_THOUGHT, opened.end(), closed.start()) > text.rfind(
+                _CLOSE_THOUGHT, opened.end(), closed.start()
+            ):
+                # As likely as not, what closes it stands in that thought.
+                raise ValueError(f"the argument {name[:40]!r} opens a thought")
             try:
                 value = self._trimmed(text[opened.end() : closed.start()])
                 arguments[name] = types.value(name, value)
