@@ -128,7 +128,9 @@ def cluster_problems(config: Config) -> Iterator[str]:
             f"{MIN_SHARE:g} and {_MAX_CPUS}"
         )
     if not (cluster.start_timeout_s > 0 and math.isfinite(cluster.start_timeout_s)):
-        yield f"cluster.start_timeout_s={cluster.start_timeout_s:g}: must be a finite number above 0"
+        yield (
+            f"cluster.start_timeout_s={cluster.start_timeout_s:g}: must be a finite number above 0"
+        )
     yield from _gpu_problems(config)
     home = config.placement.roles.get(REWARD_MODEL)
     others = [role for role, name in config.placement.roles.items() if name == home]

@@ -11,18 +11,15 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from agentrl.dist.rollout_handle import RolloutHandle
 from agentrl.dist.weight_sync.direct import DirectChannel
-from agentrl.dist.weight_sync.place import Target
 from agentrl.dist.weight_sync.shipment import Shipment
 from agentrl.errors import EngineError, WorkerLost, WorkerTimeout
 from agentrl.rollout.tasks import Dispatch
 from agentrl.types import TrajectoryGroup
-from agentrl.weights.channels.base import Address
-from agentrl.weights.plan import BucketPlan
-from agentrl.weights.served import ServedWeights, refuse_other_weights
+from agentrl.weights.served import refuse_other_weights
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

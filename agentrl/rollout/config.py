@@ -160,6 +160,7 @@ class FailureConfig:
     a warning is logged, once a run, and counted (``mismatch/warnings``)."""
     max_mismatch_kl: float = 0.5
     """KL per token, in nats, from the policy that the engine sampled with to that of the trainer
-    before a step's first update (``mismatch/k3_kl``); above it the run stops. Rounding gives 1e-8
-    in float32 and up to 1e-2 in bfloat16; 1e-6 is a strict setting for float32. With
-    ``max_staleness`` what the policy learned meanwhile counts in."""
+    before a step's first update (``mismatch/k3_kl``), of the tokens that the present version
+    sampled; above it the run stops. Rounding gives 1e-8 in float32 and up to 1e-2 in bfloat16;
+    1e-6 is a strict setting for float32. What the policy learned since older tokens were sampled
+    is no mismatch: ``algo.correction`` bounds that."""

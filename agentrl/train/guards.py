@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -69,22 +70,23 @@ def refuse_mismatch(
         is_first: nothing was updated in this process yet.
 
     Raises:
-        TrainingError: ``mismatch/k3_kl`` is above ``failure.max_mismatch_kl``; or, at the first
-            step, the multiplier of the tokens of the present version above
+        TrainingError: of the tokens of the present version the KL is above
+            ``failure.max_mismatch_kl``; or, at the first step, the multiplier above
             ``failure.max_start_mismatch``.
     """
-    if "mismatch/k3_kl" not in metrics:
+    if (whole := metrics.get("mismatch/k3_kl")) is None:
         return
-    found, limit = metrics["mismatch/k3_kl"], failure.max_mismatch_kl
-    if not found <= limit:  # what is no number is no match either
+    limit = failure.max_mismatch_kl
+    found = judged(metrics, "k3_kl") if math.isfinite(whole) else whole
+    if found is not None and not found <= limit:  # what is no number is no match either
         raise TrainingError(
             f"before the update of step {progress.step + 1} the trainer's policy was {found:.3g} "
             f"nats per token from the one that the engine sampled with {_largest(metrics)}, more "
             f"than failure.max_mismatch_kl={limit:g}: weights, temperature or precision "
-            "differ; look at the tokens with `agentrl mismatch RUN`, lower rollout.max_staleness, "
-            "or raise the limit where that is meant"
+            "differ; look at the tokens with `agentrl mismatch RUN`, or raise the limit where that "
+            "is meant"
         )
-    start, limit = judged(metrics), failure.max_start_mismatch
+    start, limit = judged(metrics, "exp_abs_mean"), failure.max_start_mismatch
     if is_first and start is not None and not start <= limit:
         raise TrainingError(
             f"with the same weights, trainer and engine differ by a factor of {start:.7g} in the "
@@ -103,7 +105,7 @@ def warn_of_mismatch(
     Returns:
         ``mismatch/warnings``, of the run so far; nothing where none was measured.
     """
-    found, limit = judged(metrics), failure.warn_mismatch
+    found, limit = judged(metrics, "exp_abs_mean"), failure.warn_mismatch
     if found is None:
         return {}
     if not found <= limit:

@@ -81,14 +81,14 @@ def some_sessions(packed: Batch, max_tokens: int) -> Batch:
     return packed.select(torch.isin(sessions, torch.tensor(chosen)).nonzero().squeeze(1))
 
 
-def judged(metrics: Mapping[str, Any]) -> float | None:
-    """Return ``exp_abs_mean`` of the tokens that the present version sampled.
+def judged(metrics: Mapping[str, Any], distance: str) -> float | None:
+    """Return a distance, such as ``k3_kl``, of the tokens that the present version sampled.
 
     None where none was measured: a token of an older version differs for a good reason too.
     """
     if "mismatch/current_fraction" in metrics:
-        return metrics.get("mismatch/current/exp_abs_mean")
-    return metrics.get("mismatch/exp_abs_mean")
+        return metrics.get(f"mismatch/current/{distance}")
+    return metrics.get(f"mismatch/{distance}")
 
 
 def _versions(sessions: Sequence[Trajectory], packed: Batch) -> Tensor:

@@ -238,7 +238,6 @@ LEARNING = [
     "trainer.prompts_per_step=16",
     "trainer.eval_every=0",
     "rollout.n=8",
-    "failure.max_mismatch_kl=5",  # most of it is what the policy has learned meanwhile
     "eval.val_tasks=6",
     "eval.test_tasks=0",
     "telemetry={trackers: [], report: false, quiet: true}",

@@ -22,8 +22,8 @@ class WeightSyncConfig:
     run in processes of their own."""
     bucket_mb: int = 256
     """MiB of weights that are packed together and travel as one object, wherever engines have
-    processes of their own. A tensor that is larger travels alone. All transports but object_store hold two buckets on the sending side, and nccl
-    and gloo two on the receiving side."""
+    processes of their own. A tensor that is larger travels alone. All transports but object_store
+    hold two buckets on the sending side, and nccl and gloo two on the receiving side."""
     timeout_s: float = 600.0
     """For one sync: gathering and packing, and every worker that waits for its unfinished requests
     and loads."""

@@ -90,4 +90,4 @@ def test_a_sample_holds_whole_sessions_within_the_budget(num_sessions: int, budg
 def test_only_tokens_of_the_present_version_are_judged(
     metrics: dict[str, float], want: float | None
 ) -> None:
-    assert judged(metrics) == want
+    assert judged(metrics, "exp_abs_mean") == want

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -370,6 +371,23 @@ def test_a_trainer_that_has_another_policy_than_the_engine_ends_the_run(tmp_path
     strict.metrics = [{"actor/updates": 1, "mismatch/k3_kl": 2e-6}]
     with pytest.raises(TrainingError, match="max_mismatch_kl=1e-06"):
         fit(strict, total_steps=9, failure=FailureConfig(max_mismatch_kl=1e-6))
+
+
+@pytest.mark.parametrize(
+    ("current", "whole", "stops"),
+    [(None, 3.0, False), (0.1, 3.0, False), (0.6, 0.4, True), (None, math.inf, True)],
+)
+def test_what_was_learned_since_older_tokens_were_sampled_is_no_mismatch(
+    tmp_path: Path, current: float | None, whole: float, stops: bool
+) -> None:
+    parts = Parts(tmp_path)
+    found = {"mismatch/k3_kl": whole, "mismatch/current_fraction": 0.0 if current is None else 0.5}
+    if current is not None:
+        found["mismatch/current/k3_kl"] = current
+    parts.metrics = [{"actor/updates": 1, **found}]
+    expected = pytest.raises(TrainingError, match="max_mismatch_kl=0.5") if stops else nullcontext()
+    with expected:
+        fit(parts, total_steps=1)
 
 
 def test_a_producer_that_dies_ends_the_run_with_its_error(tmp_path: Path) -> None:
