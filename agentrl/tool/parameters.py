@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import regex
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 
@@ -14,6 +15,7 @@ _TYPES = ("string", "integer", "number", "boolean", "array", "object", "null")
 _SAME_VALUE_LISTS = ("allOf", "anyOf", "oneOf")
 _SAME_VALUE = ("not", "if", "then", "else")
 """Keywords whose schemas are of the same value, so that a reference back is a loop."""
+_INNER_VALUES = ("additionalProperties", "propertyNames", "contains")
 
 Path = tuple[str | int, ...]
 
@@ -88,6 +90,12 @@ def _check_value(schema: Any, root: Mapping[str, Any], path: Path, seen: tuple[s
 def _check_inside(
     schema: Mapping[str, Any], root: Mapping[str, Any], path: Path, seen: tuple[str, ...]
 ) -> None:
+    if "patternProperties" in schema:
+        raise _Refused((*path, "patternProperties"), "is refused; use additionalProperties")
+    try:
+        regex.compile(schema.get("pattern", ""))
+    except regex.error as error:
+        raise _Refused((*path, "pattern"), f"is no regular expression: {error}") from None
     if "$dynamicRef" in schema:
         raise _Refused((*path, "$dynamicRef"), "is refused; use $ref to '#/$defs/NAME'")
     reference = schema.get("$ref")
@@ -110,6 +118,9 @@ def _check_inside(
         _check_value(inner, root, (*path, "properties", name), ())
     if isinstance(schema.get("items"), Mapping):
         _check_value(schema["items"], root, (*path, "items"), ())
+    for key in _INNER_VALUES:
+        if isinstance(schema.get(key), Mapping):
+            _check_inside(schema[key], root, (*path, key), ())
     for key in _SAME_VALUE_LISTS:
         for index, inner in enumerate(schema.get(key, ())):
             _check_value(inner, root, (*path, key, index), seen)

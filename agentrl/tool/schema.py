@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import regex
 from jsonschema import Draft202012Validator
-from jsonschema.exceptions import best_match
+from jsonschema.exceptions import ValidationError, best_match
+from jsonschema.validators import extend
 
 from agentrl.tool.explain import explain
+
+_PATTERN_TIMEOUT_S = 0.1
+"""A pattern of a careless author can take for ever on what a model writes."""
+
+
+def _pattern(
+    validator: Any, pattern: str, instance: Any, schema: Mapping[str, Any]
+) -> Iterator[ValidationError]:
+    if not validator.is_type(instance, "string"):
+        return
+    try:
+        if regex.search(pattern, instance, timeout=_PATTERN_TIMEOUT_S) is None:
+            yield ValidationError(f"{instance!r} does not match {pattern!r}")
+    except TimeoutError:
+        yield ValidationError(f"{instance!r} takes too long to compare with {pattern!r}")
+
+
+_Validator = extend(Draft202012Validator, {"pattern": _pattern})
 
 
 class ArgumentValidator:
@@ -16,7 +36,7 @@ class ArgumentValidator:
 
     def __init__(self, parameters: Mapping[str, Any]) -> None:
         closed = {"additionalProperties": False, **parameters}
-        self._validator = Draft202012Validator(closed)
+        self._validator = _Validator(closed)
 
     def problem(self, arguments: Mapping[str, Any]) -> str | None:
         """Return what is wrong with ``arguments``, for the model to read; None if nothing."""

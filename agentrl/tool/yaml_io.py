@@ -18,6 +18,7 @@ from agentrl.errors import ToolSpecError
 _MAX_BYTES = 256 * 1024
 _MAX_NODES = 10_000
 _MAX_DEPTH = 64
+_MAX_DIGITS = 30
 
 Key = str | int
 Mark = tuple[int, int]
@@ -77,8 +78,13 @@ def load_document(path: Path) -> Document:
         if "'\\t'" in problem:
             problem += "; YAML does not take tabs, indent with blanks"
         raise ToolSpecError(f"{_at(path, mark)}: {problem}") from error
-    except (yaml.YAMLError, ValueError) as error:
-        raise ToolSpecError(f"{path}:1:1: {error}") from error
+    except yaml.reader.ReaderError as error:  # a character that YAML does not allow
+        before = text[: error.position]
+        line, column = before.count("\n") + 1, error.position - (before.rfind("\n") + 1) + 1
+        raise ToolSpecError(
+            f"{path}:{line}:{column}: the character {chr(error.character)!r} is not allowed; "  # pyright: ignore[reportArgumentType]
+            "remove it, or write it in double quotes with a backslash"
+        ) from error
     if not isinstance(value, dict):
         got = "nothing" if value is None else type(value).__name__
         raise ToolSpecError(
@@ -156,6 +162,15 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
+def _construct_int(loader: _Loader, node: Any) -> int:
+    if len(node.value) > _MAX_DIGITS:
+        raise yaml.constructor.ConstructorError(
+            None, None, f"a number of more than {_MAX_DIGITS} digits; quote it", node.start_mark
+        )
+    return int(node.value, 0)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
 for _tag, _pattern, _first in (
     ("null", r"~|null|", ["~", "n", ""]),
     ("bool", r"true|false", list("tf")),

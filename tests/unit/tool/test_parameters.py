@@ -84,6 +84,17 @@ def test_a_valid_schema_is_not_refused(schema: dict[str, Any]):
             "leads back to itself",
             "properties.a.not.$ref",
         ),
+        (
+            {"type": "object", "properties": {"a": {"type": "string", "pattern": "(a"}}},
+            "is not a 'regex'",
+            "properties.a.pattern",
+        ),
+        (
+            obj(additionalProperties={"type": "string", "$ref": "#/$defs/no"}),
+            "leads nowhere",
+            "additionalProperties.$ref",
+        ),
+        (obj(patternProperties={"a": STRING}), "is refused", "patternProperties"),
         (obj(**{"$dynamicRef": "#a"}), "is refused", "$dynamicRef"),
         (
             {"type": "object", "properties": {"a": {"type": "number", "maximum": float("nan")}}},

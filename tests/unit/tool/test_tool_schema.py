@@ -22,3 +22,10 @@ def test_a_problem_names_the_argument_and_stays_short():
     problem = ArgumentValidator(obj()).problem({"a": ["x" * 10_000]})
     assert problem is not None
     assert "argument 'a'" in problem and len(problem) < 400
+
+
+def test_a_pattern_that_takes_for_ever_costs_a_moment():
+    validator = ArgumentValidator(obj(properties={"a": {"type": "string", "pattern": "^(a+)+$"}}))
+    assert validator.problem({"a": "aaaa"}) is None
+    assert "match" in (validator.problem({"a": "b"}) or "")
+    assert "'a'" in (validator.problem({"a": "a" * 60 + "!"}) or "")

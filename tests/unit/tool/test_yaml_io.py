@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agentrl.errors import ToolSpecError
+from agentrl.tool.spec import load_specs
 from agentrl.tool.yaml_io import load_document
 
 
@@ -40,7 +45,8 @@ def test_a_plain_mapping_is_returned(tmp_path: Path):
         ("x: {b: 1, b: 2}", ":1:11", "'b' is given twice"),
         ("1: a\n", ":1:1", "no text"),
         ("a: 1\n---\nb: 2\n", ":2:1", "one document"),
-        ("a: \x00", ":1:1", "special characters"),
+        ("ok: 1\na: \x00", ":2:4", "is not allowed"),
+        ("a: [1, " + "9" * 5000 + "]", ":1:8", "digits"),
     ],
 )
 def test_malformed_files_are_refused_with_their_place(
@@ -82,3 +88,27 @@ def test_size_nodes_and_depth_are_bounded(tmp_path: Path):
 def test_a_missing_file_is_named(tmp_path: Path):
     with pytest.raises(ToolSpecError, match="nowhere.yaml"):
         load_document(tmp_path / "nowhere.yaml")
+
+
+GOOD = b"""name: greet
+description: Greets.
+parameters: {type: object, properties: {who: {type: string, enum: ['a', "b"]}}, required: [who]}
+python: ./impl.py:greet
+limits: {timeout_s: 5.5, retries: 0}  # a comment
+"""
+
+
+@settings(max_examples=5_000 if os.environ.get("AGENTRL_SOAK") else 200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, len(GOOD) - 1), st.binary(max_size=3)), max_size=4))
+def test_a_mangled_file_is_read_or_refused_with_its_place(
+    tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[int, bytes]]
+):
+    content = bytearray(GOOD)
+    for at, new in edits:
+        content[at : at + 1] = new
+    path = tmp_path_factory.getbasetemp() / "mangled.yaml"
+    path.write_bytes(content)
+    try:
+        load_specs(path)
+    except ToolSpecError as error:
+        assert re.match(rf"{re.escape(str(path))}:[1-9][0-9]*:[1-9][0-9]*: .", str(error))
