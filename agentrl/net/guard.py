@@ -116,7 +116,7 @@ class Guard:
         if not text.isprintable() or re.search(r"[\s\\]", text) or len(text) > 8192:
             raise Forbidden("the URL has blanks, backslashes or control characters, or is too long")
         try:
-            parsed = httpx.URL(text)
+            parsed = url if isinstance(url, httpx.URL) else httpx.URL(text)
             port = parsed.port or _DEFAULT_PORTS.get(parsed.scheme, 0)
             host = _normal(parsed.host)
         except (httpx.InvalidURL, UnicodeError, ValueError) as error:
