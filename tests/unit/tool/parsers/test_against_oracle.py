@@ -15,6 +15,7 @@ import logging
 import os
 import random
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from agentrl.types import ToolCall
 
 NUM_TURNS = 5_000 if os.environ.get("AGENTRL_SOAK") else 400
 CONTEXT = TurnContext.of(TOOLS)
+SGLANG = "llm_router_utils.sglang.srt"
 ORACLES = {
     "hermes": "hermes",
     "qwen3_coder": "qwen3_coder",
@@ -53,17 +55,12 @@ def quiet() -> Iterator[None]:
 
 
 def oracle(name: str, text: str) -> list[ToolCall]:
-    from llm_router_utils.sglang.srt.entrypoints.openai.protocol import Function, Tool
-    from llm_router_utils.sglang.srt.function_call.function_call_parser import FunctionCallParser
-
-    functions = [tool["function"] for tool in TOOLS]
-    tools = [
-        Tool(type="function", function=Function(name=f["name"], parameters=f["parameters"]))
-        for f in functions
-    ]
+    protocol = import_module(f"{SGLANG}.entrypoints.openai.protocol")
+    parsing = import_module(f"{SGLANG}.function_call.function_call_parser")
+    tools = [protocol.Tool.model_validate(tool) for tool in TOOLS]
     if name == "harmony":  # it wants the header that the prompt wrote, and the stop token
         text = f"<|start|>assistant{text}<|call|>"
-    _, calls = FunctionCallParser(tools, ORACLES[name]).parse_non_stream(text)
+    _, calls = parsing.FunctionCallParser(tools, ORACLES[name]).parse_non_stream(text)
     return [ToolCall(name=str(c.name), arguments=json.loads(c.parameters)) for c in calls]
 
 
@@ -101,15 +98,13 @@ def test_well_formed_turns_are_read_as_by_the_oracle(name: str):
 
 @pytest.mark.parametrize("version", ["v2", "v3", "v7", "tekken"])
 def test_what_mistrals_own_encoder_writes_is_read_back(version: str):
-    from mistral_common.protocol.instruct import messages, tool_calls
-    from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
-    from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
-
+    messages = import_module("mistral_common.protocol.instruct.messages")
+    tool_calls = import_module("mistral_common.protocol.instruct.tool_calls")
+    keep = import_module("mistral_common.tokens.tokenizers.base").SpecialTokenPolicy.KEEP
+    tokenizers = import_module("mistral_common.tokens.tokenizers.mistral")
     is_tekken = version == "tekken"
-    made = (
-        MistralTokenizer.v3(is_tekken=True) if is_tekken else getattr(MistralTokenizer, version)()
-    )
-    encoder: Any = made.instruct_tokenizer
+    make = getattr(tokenizers.MistralTokenizer, "v3" if is_tekken else version)
+    encoder = make(**({"is_tekken": True} if is_tekken else {})).instruct_tokenizer
     parser, rng = make_parser("mistral"), random.Random(version)
     for _ in range(NUM_TURNS // 10):
         calls = [random_call(rng) for _ in range(rng.randint(1, 3))]
@@ -125,7 +120,7 @@ def test_what_mistrals_own_encoder_writes_is_read_back(version: str):
         message = messages.AssistantMessage(content=None, tool_calls=written)
         ids = encoder.encode_assistant_message(message, False)
         decode = encoder.tokenizer.decode
-        text = decode(ids, special_token_policy=SpecialTokenPolicy.KEEP).removesuffix("</s>")
+        text = decode(ids, special_token_policy=keep).removesuffix("</s>")
         if not is_tekken:  # it spells pieces: "▁" is a space
             text = text.replace("▁", " ")
             calls = [
@@ -142,8 +137,7 @@ def test_what_harmonys_own_encoder_writes_is_read_back(tmp_path: Path, monkeypat
     link = tmp_path / "o200k_base.tiktoken"
     link.symlink_to(ranks / "fb374d419588a4632f3f557e76b4b70aebbca790")
     monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", str(tmp_path))
-    import openai_harmony as harmony
-
+    harmony = import_module("openai_harmony")
     encoding = harmony.load_harmony_encoding(harmony.HarmonyEncodingName.HARMONY_GPT_OSS)
     parser, rng = make_parser("harmony"), random.Random(0)
     for _ in range(NUM_TURNS // 10):
