@@ -1,4 +1,4 @@
-"""`agentrl sandbox`: check, run, serve."""
+"""`agentrl sandbox`: check, run, reap, image, serve."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
+    from agentrl.sandbox.base import ExecResult
+    from agentrl.sandbox.config import SandboxConfig
     from agentrl.sandbox.serving.settings import ServingSettings
 
 
@@ -20,12 +22,19 @@ def command() -> None:
     """Check sandboxes, run code in one, serve them to other machines."""
 
 
+_backend = click.option("--backend", default="local", show_default=True)
+_backend_kwargs = click.option(
+    "--backend-kwargs", metavar="JSON", default="{}", help="Arguments of the backend."
+)
+
+
 @command.command("check")
-@click.option("--backend", default="local", show_default=True)
+@_backend
+@_backend_kwargs
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def check(backend: str, as_json: bool) -> None:
+def check(backend: str, backend_kwargs: str, as_json: bool) -> None:
     """Start a backend and say how each limit is enforced on this machine."""
-    report = asyncio.run(_report(backend))
+    report = asyncio.run(_report(backend, backend_kwargs))
     if as_json:
         click.echo(json.dumps(report, indent=2))
         return
@@ -39,9 +48,10 @@ def check(backend: str, as_json: bool) -> None:
 
 @command.command("run")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
-@click.option("--backend", default="local", show_default=True)
+@_backend
+@_backend_kwargs
 @click.option("--timeout-s", default=10.0, show_default=True)
-def run(file: str, backend: str, timeout_s: float) -> None:
+def run(file: str, backend: str, backend_kwargs: str, timeout_s: float) -> None:
     """Run a Python file (or - for standard input) in a fresh sandbox."""
     from agentrl.errors import ConfigError
 
@@ -50,7 +60,7 @@ def run(file: str, backend: str, timeout_s: float) -> None:
         code = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file!r} is no UTF-8 text ({error}); save it as UTF-8") from error
-    result = asyncio.run(_run(backend, code, timeout_s))
+    result = asyncio.run(_run(backend, backend_kwargs, code, timeout_s))
     click.echo(result.stdout, nl=False)
     click.echo(result.stderr, nl=False, err=True)
     if result.result is not None:
@@ -60,14 +70,36 @@ def run(file: str, backend: str, timeout_s: float) -> None:
         raise click.exceptions.Exit(1)
 
 
+@command.command("reap")
+@click.option("--backend", default="docker", show_default=True)
+@_backend_kwargs
+def reap(backend: str, backend_kwargs: str) -> None:
+    """Remove what owners that were killed have left; every start of a backend does so, too."""
+    from agentrl.errors import ConfigError
+
+    instance = _make_backend(backend, backend_kwargs)
+    remove_orphans = getattr(instance, "reap", None)
+    if remove_orphans is None:
+        raise ConfigError(
+            f"sandbox backend {backend!r} has nothing to reap: its sandboxes end with their owner"
+        )
+    click.echo(f"removed {asyncio.run(remove_orphans())}")
+
+
+@command.command("image")
+@click.option("--base-url", metavar="URL", help="Address of the engine; DOCKER_HOST if not given.")
+@click.option("--python", default="/usr/bin/python3", show_default=True, help="Which to take.")
+def image(base_url: str | None, python: str) -> None:
+    """Build an image for sandbox.id=docker from this machine's Python, without a registry."""
+    from agentrl.sandbox.registry import sandbox_registry
+
+    backend: Any = sandbox_registry.get("docker")
+    click.echo(backend.build_image(base_url=base_url, python=python))
+
+
 @command.command("serve")
-@click.option("--backend", default="local", show_default=True)
-@click.option(
-    "--backend-kwargs",
-    metavar="JSON",
-    default="{}",
-    help="Arguments of the backend; each worker has a backend of its own.",
-)
+@_backend
+@_backend_kwargs
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", default=8400, show_default=True, help="0 takes a free one.")
 @click.option("--uds", metavar="PATH", help="Listen on a unix socket in place of host and port.")
@@ -150,10 +182,21 @@ async def _serve(settings: ServingSettings, host: str, port: int, uds: str | Non
     )
 
 
-async def _report(backend: str) -> dict:
-    from agentrl.sandbox.registry import sandbox_registry
+def _make_backend(backend: str, backend_kwargs: str) -> Any:
+    from agentrl.sandbox.opening import make_backend
 
-    instance = sandbox_registry.get(backend)()
+    return make_backend(_config(backend, backend_kwargs))
+
+
+def _config(backend: str, backend_kwargs: str) -> SandboxConfig:
+    from agentrl.cli.options import json_object
+    from agentrl.sandbox.config import SandboxConfig
+
+    return SandboxConfig(id=backend, kwargs=json_object(backend_kwargs, "--backend-kwargs"))
+
+
+async def _report(backend: str, backend_kwargs: str) -> dict:
+    instance = _make_backend(backend, backend_kwargs)
     try:
         await instance.start()
         return asdict(instance.report())
@@ -161,12 +204,11 @@ async def _report(backend: str) -> dict:
         await instance.close()
 
 
-async def _run(backend: str, code: str, timeout_s: float):
+async def _run(backend: str, backend_kwargs: str, code: str, timeout_s: float) -> ExecResult:
     from agentrl.sandbox.base import SandboxLimits
-    from agentrl.sandbox.config import SandboxConfig
     from agentrl.sandbox.opening import open_sandboxes
 
-    async with open_sandboxes(SandboxConfig(id=backend)) as sandboxes:
+    async with open_sandboxes(_config(backend, backend_kwargs)) as sandboxes:
         box = await sandboxes.acquire(SandboxLimits(wall_s=timeout_s))
         try:
             return await box.run_code(code)

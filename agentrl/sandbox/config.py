@@ -11,7 +11,8 @@ class SandboxConfig:
     """Which backend, and how many boxes at once."""
 
     id: str = "local"
-    """``local`` (bubblewrap), or ``none``: a plain process without isolation, on request only."""
+    """``local`` (bubblewrap), ``docker``, ``http`` (a sandbox server), ``e2b``; or ``none``: a
+    plain process without isolation, on request only."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Arguments of the backend, checked against its signature."""
     max_open: int = 512

@@ -6,9 +6,21 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from agentrl.kwargs import check_kwargs
+from agentrl.sandbox.base import SandboxBackend
 from agentrl.sandbox.config import SandboxConfig
 from agentrl.sandbox.pool import SandboxPool
 from agentrl.sandbox.registry import sandbox_registry
+
+
+def make_backend(config: SandboxConfig) -> SandboxBackend:
+    """Return the backend that the settings name, not yet started.
+
+    Raises:
+        RegistryError, ConfigError: no such backend, or arguments that it does not take.
+    """
+    backend = sandbox_registry.get(config.id)
+    check_kwargs(backend, config.kwargs, key="sandbox.kwargs")
+    return backend(**config.kwargs)
 
 
 @asynccontextmanager
@@ -18,10 +30,8 @@ async def open_sandboxes(config: SandboxConfig) -> AsyncIterator[SandboxPool]:
     Raises:
         RegistryError, ConfigError: no such backend, or arguments that it does not take.
     """
-    backend = sandbox_registry.get(config.id)
-    check_kwargs(backend, config.kwargs, key="sandbox.kwargs")
     pool = SandboxPool(
-        backend(**config.kwargs),
+        make_backend(config),
         max_open=config.max_open,
         create_timeout_s=config.create_timeout_s,
     )

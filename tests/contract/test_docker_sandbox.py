@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import random
 import signal
@@ -19,8 +20,10 @@ import pytest
 from agentrl_sandboxes.docker import DockerBackend, container, engine, reaper, rootfs
 from agentrl_sandboxes.docker.image import build_local_image
 from agentrl_sandboxes.docker.reaper import this_process
+from click.testing import CliRunner
 from sandbox_arms import ArmUnavailable, docker_engine
 
+from agentrl.cli.sandbox import command
 from agentrl.errors import ConfigError, SandboxError, SandboxUnavailable
 from agentrl.sandbox.base import SandboxLimits, SandboxStatus
 from agentrl.sandbox.pool import SandboxPool
@@ -333,6 +336,22 @@ def test_a_pool_counts_what_the_engine_did_not_remove(address):
             return pool.counts.closed, pool.counts.leaked, backend.leaked
 
     assert asyncio.run(scenario()) == (0, 1, 1)
+
+
+def test_the_command_line_builds_checks_runs_and_reaps(address, tmp_path):
+    def agentrl(*words: str) -> str:
+        done = CliRunner().invoke(command, words, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    kwargs = json.dumps({"base_url": address, "idle_boxes": 0})
+    docker = ("--backend", "docker", "--backend-kwargs", kwargs)
+    assert agentrl("image", "--base-url", address).startswith("agentrl/sandbox:local-")
+    report = json.loads(agentrl("check", *docker, "--json"))
+    assert report["backend"] == "docker" and "no network" in report["isolation"]
+    (tmp_path / "cell.py").write_text("print(6 * 7)")
+    assert agentrl("run", *docker, str(tmp_path / "cell.py")) == "42\n"
+    assert agentrl("reap", *docker).startswith("removed ")
 
 
 # Refusals

@@ -10,7 +10,7 @@ from agentrl.errors import ConfigError, SandboxError, SandboxUnavailable
 from agentrl.sandbox.base import SandboxLimits, SandboxReport
 from agentrl_sandboxes.docker import container, engine
 from agentrl_sandboxes.docker.fleet import Fleet, Recipe
-from agentrl_sandboxes.docker.image import BUILD_HINT, DEFAULT_IMAGE
+from agentrl_sandboxes.docker.image import BUILD_HINT, DEFAULT_IMAGE, build_local_image
 from agentrl_sandboxes.docker.report import describe
 from agentrl_sandboxes.supervised.box import SupervisedSandbox
 from agentrl_sandboxes.supervised.idle import IdleBoxes
@@ -104,12 +104,27 @@ class DockerBackend:
     async def reap(self) -> int:
         """Remove every container on this engine whose owner is dead or whose time is over.
 
+        Needs no start, and no image.
+
         Raises:
-            SandboxError: the backend is not started, or the engine does not answer.
+            SandboxError: the engine does not answer.
         """
-        if self._fleet is None:
-            raise SandboxError("start the sandbox backend before anything is reaped")
-        return await self._fleet.reap()
+        if self._fleet is not None:
+            return await self._fleet.reap()
+        fleet = await self._connect()
+        try:
+            return await fleet.reap()
+        finally:
+            fleet.engine.close()
+
+    @staticmethod
+    def build_image(*, base_url: str | None = None, python: str = "/usr/bin/python3") -> str:
+        """Make an image of this machine's Python, where the engine lacks it; return its name.
+
+        Raises:
+            SandboxUnavailable: no engine answers, or something to put into the image is missing.
+        """
+        return build_local_image(base_url=base_url, python=python)
 
     def report(self) -> SandboxReport:
         """What the engine says of the first container, and what that read back about itself."""
@@ -119,8 +134,7 @@ class DockerBackend:
 
     async def _start(self) -> None:
         loop = asyncio.get_running_loop()
-        client = await loop.run_in_executor(None, engine.connect, self._base_url)
-        fleet = Fleet(engine.Engine(client), self._recipe, self._max_creating)
+        fleet = await self._connect()
         try:
             self.reaped = await fleet.reap()
             await self._check_image(fleet.engine)
@@ -144,6 +158,11 @@ class DockerBackend:
             ),
             at_once=self._max_creating,
         )
+
+    async def _connect(self) -> Fleet:
+        loop = asyncio.get_running_loop()
+        client = await loop.run_in_executor(None, engine.connect, self._base_url)
+        return Fleet(engine.Engine(client), self._recipe, self._max_creating)
 
     async def _check_image(self, connection: engine.Engine) -> None:
         image = self._recipe.image
