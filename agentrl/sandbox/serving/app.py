@@ -138,7 +138,10 @@ class _Endpoints:
         except UnknownSandbox:
             return Response(status_code=204)
         if worker != self._service.worker:
-            return await self._forward(request, worker, b"")
+            try:
+                return await self._forward(request, worker, b"")
+            except PeerLost:  # and its boxes with it
+                return Response(status_code=204)
         # Goes on where the client does not wait for it.
         await asyncio.shield(asyncio.ensure_future(self._service.close_box(box_id)))
         return Response(status_code=204)

@@ -126,10 +126,12 @@ class Fleet:
                 await self._stopping.wait()
             finally:
                 self._stopping.set()
-                os.close(ours)
-                os.close(life)
-                await asyncio.gather(*keepers)
-                self._listening.close()
+                try:
+                    await asyncio.gather(*keepers)
+                finally:
+                    os.close(ours)
+                    os.close(life)
+                    self._listening.close()
 
     async def _keep(
         self, folder: str, life: int, worker: int, process: asyncio.subprocess.Process

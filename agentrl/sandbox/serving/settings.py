@@ -76,7 +76,7 @@ class ServingSettings:
         Raises:
             ConfigError: it is too short to be one.
         """
-        token = os.environ.get(self.token_env)
+        token = os.environ.get(self.token_env) or None
         if token is not None and len(token) < _LEAST_TOKEN:
             raise ConfigError(
                 f"the token in {self.token_env} has {len(token)} characters; use at least "

@@ -56,6 +56,7 @@ async def serve(task: dict) -> None:
 
     def parent_gone() -> None:
         asyncio.get_running_loop().remove_reader(life)
+        config.timeout_graceful_shutdown = 0  # it was killed: nothing is to go on
         server.should_exit = True
 
     asyncio.get_running_loop().add_reader(life, parent_gone)

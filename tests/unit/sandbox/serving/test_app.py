@@ -89,7 +89,7 @@ def frame(code: str, **request: object) -> bytes:
 def test_without_the_token_nothing_is_done(monkeypatch, token, place):
     async def scenario(client: httpx.AsyncClient, service: SandboxService) -> None:
         method, path = place.split()
-        own = {} if token is None else {"Authorization": f"Bearer {token}".encode()}
+        own = {} if token is None else {b"Authorization": f"Bearer {token}".encode()}
         answer = await client.request(method, path, headers=own)
         assert answer.status_code == 401 and TOKEN not in answer.text
         assert (await client.get("/health")).status_code == 200
