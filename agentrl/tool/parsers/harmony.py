@@ -98,7 +98,9 @@ def _function(header: _Header) -> str | None:
 
 def _read_call(text: str, start: int, name: str, header: _Header) -> tuple[ToolCall, int]:
     problem = f"no call is run from the {_THOUGHTS} channel"
-    if header.channel != _THOUGHTS:
+    if not name:
+        problem = "the tool call does not name its function"
+    elif header.channel != _THOUGHTS:
         try:
             arguments, position = read_arguments(text, start, _ENDS)
             return ToolCall(name=name, arguments=arguments), position

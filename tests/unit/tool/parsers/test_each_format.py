@@ -100,6 +100,7 @@ def test_slips_that_mean_one_thing_only_are_accepted(name: str, text: str, expec
         ("mistral", '[TOOL_CALLS][{"name": "now", "arguments": {}} and', "not closed"),
         ("harmony", "<|channel|>commentary to=functions.now<|message|>now()", "commentary to="),
         ("harmony", "<|channel|>analysis to=functions.now<|message|>{}", "analysis channel"),
+        ("harmony", "<|channel|>commentary to=functions.<|message|>{}", "not name its function"),
         ("deepseek", "<｜tool▁call▁begin｜>now{}<｜tool▁call▁end｜>", "<｜tool▁sep｜>"),
         ("deepseek", "<｜tool▁call▁begin｜>now<｜tool▁sep｜>[]<｜tool▁call▁end｜>", "got a list"),
         ("glm", '<tool_call>{"name": "now"}</tool_call>', "no name"),
