@@ -81,14 +81,18 @@ class Relay:
             return False
         *lines, rest = chunk.split(b"\n")
         for line in lines:
+            self._extend(line)
             if not self._skipping:
-                self._pass(self._line + line + b"\n")
+                self._pass(self._line + b"\n")
             self._line, self._skipping = b"", False
+        self._extend(rest)
+        return True
+
+    def _extend(self, part: bytes) -> None:
         if not self._skipping:
-            self._line += rest
+            self._line += part
             if len(self._line) > self._max_line:
                 self._refuse()
-        return True
 
     @staticmethod
     def _pass(line: bytes) -> None:

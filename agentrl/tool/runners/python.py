@@ -8,11 +8,13 @@ than the code.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import AgentRLError, ToolSpecError
@@ -122,13 +124,27 @@ class PythonRunner:
 
 def _load(target: PythonTarget, folder: Path, allow: Allow) -> Any:
     module, _, name = target.location.rpartition(":")
-    if not module.endswith(".py"):
+    if module.endswith(".py"):
+        file = (folder / module).resolve()
+        if not file.is_relative_to(folder):
+            raise ToolSpecError(
+                f"python: {module!r} lies outside the spec's own folder; move it there"
+            )
+        found = load_object(f"{file}:{name}", kind="python")
+    else:
         _check_allowed(module, allow)
-        return load_object(target.location, kind="python")
-    file = (folder / module).resolve()
-    if not file.is_relative_to(folder):
-        raise ToolSpecError(f"python: {module!r} lies outside the spec's own folder; move it there")
-    return load_object(f"{file}:{name}", kind="python")
+        found = load_object(target.location, kind="python")
+    # What an allowed module merely imports is not of that module: its "os.system" is of os.
+    if isinstance(found, (type, FunctionType, BuiltinFunctionType)):
+        home = str(found.__module__)
+        if not _is_in(home, folder):
+            _check_allowed(home, allow)
+    return found
+
+
+def _is_in(module: str, folder: Path) -> bool:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file is not None and Path(file).resolve().is_relative_to(folder)
 
 
 def _check_allowed(module: str, allow: Allow) -> None:

@@ -234,7 +234,7 @@ def test_a_tool_is_handed_the_state_of_a_task(agentrl: Shell, tmp_path: Path) ->
     for language, file in (("yaml", "lookup.yaml"), ("python", "lookup.py")):
         code = page.split(f"```{language}\n# {file}\n")[1].split("```")[0]
         (tmp_path / file).write_text(code)
-    (line,) = (line for line in page.splitlines() if line.startswith("agentrl tools call"))
+    line, *_ = (line for line in page.splitlines() if line.startswith("agentrl tools call"))
     arguments = [part.replace("./", f"{tmp_path}/") for part in shlex.split(line)[1:]]
     assert agentrl(*arguments)[:2] == (0, "one that acts\n")
     code, out, _ = agentrl(*arguments[:-1], '{"glossary": {}}')

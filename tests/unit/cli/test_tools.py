@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 
@@ -42,3 +43,21 @@ def test_a_tool_without_its_arguments_is_told():
 def test_arguments_that_are_no_object_are_told(arguments: str):
     done = CliRunner().invoke(command, ["call", "calculator", "{}", "calculator", arguments])
     assert isinstance(done.exception, ToolError)
+
+
+def test_one_tool_of_several_is_named_after_its_spec(tmp_path: Path):
+    (tmp_path / "impl.py").write_text(
+        "from agentrl.tool import tool\n@tool(description='d')\ndef f(a: int) -> int:\n  return a\n"
+    )
+    spec = tmp_path / "f.yaml"
+    spec.write_text("python: ./impl.py:f\n")
+    done = CliRunner().invoke(command, ["call", f"{spec}#f", '{"a": 1}', str(spec), '{"a": 2}'])
+    assert (done.exit_code, done.output) == (0, "1\n2\n")
+    checked = CliRunner().invoke(command, ["check", str(spec), "calculator"])
+    names = [schema["function"]["name"] for schema in json.loads(checked.output)]
+    assert names == ["f", "calculator"]
+
+
+def test_the_schema_of_spec_files_is_printed():
+    done = CliRunner().invoke(command, ["schema"])
+    assert {"http", "mcp", "python", "server"} <= set(json.loads(done.output)["properties"])

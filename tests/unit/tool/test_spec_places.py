@@ -175,3 +175,31 @@ def test_code_outside_of_what_is_allowed_is_not_even_imported(tmp_path: Path, ta
     (tmp_path / "t.yaml").write_text(f"python: {target}\n")
     with pytest.raises(ToolSpecError, match="not allowed"):
         load_specs(tmp_path / "t.yaml", allow=Allow(imports=["o", "import", "agentrl.launcher"]))
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "./impl.py:os.system",
+        "./impl.py:subprocess.Popen",
+        "./impl.py:join",
+        "agentrl_tools.http_fetch.tool:make_client",
+        "agentrl_tools.http_fetch.tool:Guard",
+    ],
+)
+def test_what_allowed_code_only_imports_is_no_way_around(tmp_path: Path, target: str):
+    (tmp_path / "impl.py").write_text("import os, subprocess\nfrom os.path import join\n")
+    path = tmp_path / "t.yaml"
+    path.write_text(PYTHON.replace("./impl.py:f", target))
+    with pytest.raises(ToolSpecError, match="not allowed"):
+        bind(load_spec(path))
+
+
+def test_code_may_come_from_another_file_of_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "helper_beside.py").write_text("def f(a=''):\n    return 'beside' + a\n")
+    (tmp_path / "impl.py").write_text("from helper_beside import f\n")
+    (tmp_path / "t.yaml").write_text(PYTHON)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert bind(load_spec(tmp_path / "t.yaml")).make().call() == "beside"

@@ -65,6 +65,8 @@ def test_malformed_files_are_refused_with_their_place(
         "!!python/object/new:type {{}}",
         "a: !custom x",
         "a: !!str 1",
+        "a: !!binary aGk=",
+        "%TAG !y! tag:yaml.org,2002:python/\n---\na: !y!name:os.system ''",
     ],
 )
 def test_tags_are_refused_and_run_nothing(tmp_path: Path, content: str):
