@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from agentrl.cli.options import check_out_dir
-from agentrl.config.load import unknown_key_message
+from agentrl.config.keys import unknown_key_message
 from agentrl.errors import ConfigError
 from agentrl.train.sft_config import FOLDER, LAST_FILE, SFTConfig
 

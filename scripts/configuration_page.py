@@ -15,7 +15,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from agentrl.config.load import config_dir, load
+from agentrl.config.keys import config_dir
+from agentrl.config.load import load
 from agentrl.config.schema import Config
 from agentrl.rollout.engines.config import HFEngineConfig, VLLMEngineConfig
 

@@ -183,7 +183,7 @@ def _recipe_of_the_embedded_model() -> dict[str, Any]:
     """What ``model=tiny`` sets of the critic, for runs that have one."""
     from omegaconf import OmegaConf
 
-    from agentrl.config.load import config_dir
+    from agentrl.config.keys import config_dir
 
     recipe: Any = OmegaConf.to_container(OmegaConf.load(config_dir() / "model" / "tiny.yaml"))
     return dict(recipe.get("critic", {}))

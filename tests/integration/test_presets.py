@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.config.load import config_dir, load
+from agentrl.config.keys import config_dir
+from agentrl.config.load import load
 from agentrl.launch import open_trainer
 from agentrl.telemetry.run_dir import RunDir
 from agentrl.telemetry.trajectory_io import StoredTrajectory, iter_stored

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.load import config_dir, load
+from agentrl.config.keys import config_dir
+from agentrl.config.load import load
 from agentrl.dist.config import CriticConfig
 from agentrl.errors import ConfigError
 
