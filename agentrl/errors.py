@@ -126,6 +126,10 @@ class EngineLost(EngineError):
     """What of a request had arrived before, where the engine streams."""
 
 
+class ChannelOutdated(EngineError):
+    """Receivers of weights were replaced, and their successors cannot join the channel there is."""
+
+
 class WorkerError(AgentRLError):
     """A rank of a worker group failed; names rank and method and holds its traceback."""
 

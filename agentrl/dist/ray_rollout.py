@@ -125,6 +125,10 @@ class RayRolloutHandle:
         """Say what is served."""
         return await self._call(self._actor.finish_update.remote(version))
 
+    async def give_up_update(self, reason: str) -> None:
+        """Tell that no more of an update comes."""
+        await self._call(self._actor.give_up_update.remote(reason))
+
     async def sleep(self, level: int = 1) -> None:
         """Give the device away."""
         await self._call(self._actor.sleep.remote(level))

@@ -56,6 +56,10 @@ class RolloutHandle(Protocol):
         """Say what is served."""
         ...
 
+    async def give_up_update(self, reason: str) -> None:
+        """Hear that no more of an update comes."""
+        ...
+
     async def sleep(self, level: int = 1) -> None:
         """Give the device away; see ``rollout.sleep_level``."""
         ...

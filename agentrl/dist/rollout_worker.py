@@ -224,6 +224,10 @@ class RolloutWorker:
         self._has_weights = True
         return served
 
+    async def give_up_update(self, reason: str) -> None:
+        """Hear that no more of an update comes."""
+        await self._weight_sink().give_up_update(reason)
+
     def _weight_sink(self) -> WeightSink:
         if self._sink is None:
             engine = self._started().engine

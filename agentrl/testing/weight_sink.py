@@ -80,6 +80,9 @@ class TensorSink:
         sums = dict(zip(self.weights, self._sums.compute().tolist(), strict=True))
         return ServedWeights(version=version, sums=sums)
 
+    async def give_up_update(self, reason: str) -> None:
+        """Nobody waits for the end of one."""
+
 
 class ProcessSink:
     """A :class:`TensorSink` in another process.
@@ -132,6 +135,9 @@ class ProcessSink:
     async def finish_update(self, version: int) -> ServedWeights:
         """See :class:`TensorSink`."""
         return await self._call("finish_update", version)
+
+    async def give_up_update(self, reason: str) -> None:
+        """See :class:`TensorSink`; a process that hangs or is gone is not asked."""
 
     async def _call(self, name: str, *args: Any) -> Any:
         return await asyncio.to_thread(self.call, name, *args)

@@ -83,6 +83,10 @@ class CollectingSink:
         held, self._held = self._held, {}
         return await self._engine.update_weights(_named(self._plan, held), version)
 
+    async def give_up_update(self, reason: str) -> None:
+        """Forget what came: the engine serves as before."""
+        self._held.clear()
+
     def close(self) -> None:
         """Close the channel. Idempotent."""
         receiver, self._receiver = self._receiver, None

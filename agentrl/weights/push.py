@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
@@ -14,6 +15,8 @@ from agentrl.weights.plan import BucketPlan
 from agentrl.weights.served import ServedWeights, WeightSpec, refuse_other_weights
 
 T = TypeVar("T")
+GIVE_UP_TIMEOUT_S = 10.0
+"""For sinks to hear that an update was given up."""
 
 
 @runtime_checkable
@@ -47,6 +50,13 @@ class WeightSink(Protocol):
 
     async def finish_update(self, version: int) -> ServedWeights:
         """Forget all that was computed with other weights; say what is served."""
+        ...
+
+    async def give_up_update(self, reason: str) -> None:
+        """Hear that no more of an update comes: who waits for its end is told why.
+
+        Does nothing where none is under way.
+        """
         ...
 
 
@@ -127,40 +137,59 @@ async def push(
     names = names or [f"engine {i}" for i in range(len(sinks))]
     progress = "the unfinished requests"
     loading: asyncio.Future[list[None]] | None = None
+    failure: BaseException | None = None
     try:
         async with asyncio.timeout(timeout_s):
-            await _all([sink.begin_update() for sink in sinks])
+            await _all([sink.begin_update for sink in sinks])
             for index in range(len(plan.buckets)):
                 progress = f"bucket {index} of {len(plan.buckets)}"
                 # Its slot was read two buckets ago; the one before is being loaded meanwhile.
                 await source.send(index)
                 if loading is not None:
                     await loading
-                loading = asyncio.ensure_future(_all([sink.load_bucket(index) for sink in sinks]))
+                loading = asyncio.ensure_future(
+                    _all([partial(sink.load_bucket, index) for sink in sinks])
+                )
             if loading is not None:
                 await loading
             progress = "the checksums"
             sums = await source.finish()
-            served = await _all([sink.finish_update(version) for sink in sinks])
+            served = await _all([partial(sink.finish_update, version) for sink in sinks])
     except TimeoutError:
-        raise EngineError(
+        failure = EngineError(
             f"weights of version {version} have not arrived after {timeout_s:g} s: waiting for "
             f"{progress}; an engine hangs or is gone, or requests take longer: raise "
             f"{timeout_key}, or lower rollout.max_turn_tokens"
-        ) from None
+        )
+        raise failure from None
+    except BaseException as error:
+        failure = error
+        raise
     finally:
         if loading is not None and not loading.done():
             loading.cancel()
             await asyncio.gather(loading, return_exceptions=True)
+        if failure is not None:
+            await _give_up(sinks, f"{type(failure).__name__}: {failure}")
     sent = ServedWeights(version=version, sums=sums)
     for name, found in zip(names, served, strict=True):
         refuse_other_weights(sent, found, where=name)
     return served
 
 
-async def _all(calls: Sequence[Awaitable[T]]) -> list[T]:
-    """Await all; the first error ends the others."""
-    tasks = [asyncio.ensure_future(call) for call in calls]
+async def _give_up(sinks: Sequence[WeightSink], reason: str) -> None:
+    """Tell every sink that no more comes; what is broken or gone hears nothing."""
+    telling = [asyncio.ensure_future(sink.give_up_update(reason)) for sink in sinks]
+    if telling:
+        _, silent = await asyncio.wait(telling, timeout=GIVE_UP_TIMEOUT_S)
+        for task in silent:
+            task.cancel()
+    await asyncio.gather(*telling, return_exceptions=True)
+
+
+async def _all(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+    """Call and await all; the first error ends the others."""
+    tasks = [asyncio.ensure_future(call()) for call in calls]
     try:
         return await asyncio.gather(*tasks)
     except BaseException:

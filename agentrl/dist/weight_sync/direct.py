@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from agentrl.dist.weight_sync.place import Place, Target, choose_transport, senders_of
 from agentrl.dist.weight_sync.sender import SendingRanks
-from agentrl.errors import EngineError
+from agentrl.errors import ChannelOutdated, EngineError
 from agentrl.weights.channels.base import Address
 from agentrl.weights.plan import BucketPlan, ordered_like
 from agentrl.weights.push import push
@@ -43,6 +43,10 @@ class RemoteSink(Protocol):
         """See :class:`~agentrl.weights.push.WeightSink`."""
         ...
 
+    async def give_up_update(self, reason: str) -> None:
+        """See :class:`~agentrl.weights.push.WeightSink`."""
+        ...
+
 
 @dataclass(slots=True, frozen=True)
 class _Sink:
@@ -69,6 +73,9 @@ class _Sink:
 
     async def finish_update(self, version: int) -> ServedWeights:
         return await self.worker.finish_update(version)
+
+    async def give_up_update(self, reason: str) -> None:
+        await self.worker.give_up_update(reason)
 
 
 class _RankSource:
@@ -149,6 +156,15 @@ class DirectChannel:
         return not differences(self.sums, sums)
 
     async def _push(
+        self, version: int, workers: Sequence[RemoteSink], names: Sequence[str]
+    ) -> Mapping[str, int]:
+        try:
+            return await self._push_once(version, workers, names)
+        except ChannelOutdated:  # an engine within a worker was replaced: all connect again
+            self._targets.clear()
+            return await self._push_once(version, workers, names)
+
+    async def _push_once(
         self, version: int, workers: Sequence[RemoteSink], names: Sequence[str]
     ) -> Mapping[str, int]:
         try:

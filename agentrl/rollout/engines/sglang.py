@@ -365,6 +365,11 @@ class SGLangEngine:
         self._gate.set()
         return ServedWeights(version=version, sums=dict(self._handover.sums))
 
+    async def give_up_update(self, reason: str) -> None:
+        """Tell who waits for the end of an update that none comes; nothing where none is on."""
+        if not self._gate.is_set():
+            self._give_up(EngineError(reason))
+
     def _give_up(self, error: BaseException) -> None:
         self._unservable = f"an update of its weights failed: {error}"
         self._gate.set()  # who waits there is told so

@@ -322,6 +322,12 @@ class VLLMEngine:
         sums = {name: wrapped_sum(values) for name, values in parts.items()}
         return ServedWeights(version=version, sums=sums)
 
+    async def give_up_update(self, reason: str) -> None:
+        """Tell who waits for the end of an update that none comes; nothing where none is on."""
+        if self._requests.held:
+            self._unservable = f"an update of its weights was given up ({reason}); send another"
+            self._requests.release()
+
     # ------------------------------------------------------------------ weights, for one engine
 
     async def update_weights(

@@ -40,6 +40,11 @@ class Requests:
         """Let no further request pass :meth:`pass_gate`."""
         self._gate.clear()
 
+    @property
+    def held(self) -> bool:
+        """Whether requests wait at :meth:`pass_gate`."""
+        return not self._gate.is_set()
+
     def release(self) -> None:
         """Let them pass."""
         self._gate.set()

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
-from agentrl.errors import EngineError, EngineLost
+from agentrl.errors import ChannelOutdated, EngineError, EngineLost
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.serving.config import ServingConfig
 from agentrl.rollout.serving.dispatcher import Dispatcher
@@ -224,7 +224,7 @@ class Control:
             if transport not in _JOIN_ANY_TIME and (
                 not same or len(replicas) != len(self._receivers)
             ):
-                raise EngineError(
+                raise ChannelOutdated(
                     f"replicas were replaced since weights were connected by {transport}, which "
                     "none can join later; open a new sender and connect again"
                 )
@@ -247,6 +247,18 @@ class Control:
             served = self._take_served(replicas, results, version)
         await self._leave_update()
         return served
+
+    async def give_up_update(self, reason: str) -> None:
+        """Open the gate where an update was under way: whoever waits is told why nobody serves."""
+        if self._update is None:
+            return
+        self._break(None, EngineError(reason))
+        try:
+            await self._on_sinks(lambda sink: sink.give_up_update(reason))
+        except EngineError as error:
+            logger.warning("a replica did not hear that an update was given up: %s", error)
+        finally:
+            await self._leave_update()
 
     async def _on_sinks(self, call: Callable[[WeightSink], Awaitable[None]]) -> None:
         replicas = [item for item in self._receivers if item.state is State.UNARMED]

@@ -186,6 +186,10 @@ class Survivor:
         # Of a lost one nothing is served: who pushes looks at `lost` before this.
         return served or ServedWeights(version=version, sums=self._sender.sums)
 
+    async def give_up_update(self, reason: str) -> None:
+        """See :class:`~agentrl.weights.push.WeightSink`."""
+        await self._unless_lost(lambda: self._sink.give_up_update(reason))
+
     async def _unless_lost(self, call: Callable[[], Awaitable[T]]) -> T | None:
         if self.lost is None:
             try:

@@ -307,6 +307,10 @@ class ReplicaSet:
         """
         return await self._control.finish_update(version)
 
+    async def give_up_update(self, reason: str) -> None:
+        """Tell who waits for the end of an update that none comes; nothing where none is on."""
+        await self._control.give_up_update(reason)
+
     # ------------------------------------------------------------------ sleep
 
     async def sleep(self, level: int = 1) -> None:

@@ -100,6 +100,9 @@ class Fake:
     async def finish_update(self, version: int) -> ServedWeights:
         raise AssertionError("weights come as shipments here")
 
+    async def give_up_update(self, reason: str) -> None:
+        raise AssertionError("weights come as shipments here")
+
     async def sleep(self, level: int = 1) -> None:
         self.asleep = bool(level)
 

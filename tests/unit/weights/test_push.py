@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentrl.errors import EngineError
+from agentrl.errors import EngineError, EngineLost
 from agentrl.testing.weight_sink import TensorSink
 from agentrl.weights.channels import open_sender
 from agentrl.weights.plan import BucketPlan
@@ -206,3 +206,37 @@ def test_sinks_are_told_from_engines_that_take_weights_whole() -> None:
     assert not accepts(object())
     sequence: Sequence[WeightSink] = [TensorSink(SPECS)]
     assert len(sequence) == 1
+
+
+@pytest.mark.parametrize("fails_in", ["send", "finish", "load"])
+def test_sinks_are_told_why_no_more_comes(fails_in: str) -> None:
+    told: list[tuple[int, str]] = []
+
+    class Source:
+        async def send(self, index: int) -> None:
+            if fails_in == "send" and index == 1:
+                raise EngineError("a rank is gone")
+
+        async def finish(self) -> Any:
+            raise EngineError("a rank is gone")
+
+    class Sink(TensorSink):
+        def __init__(self, number: int) -> None:
+            super().__init__(SPECS)
+            self.number = number
+
+        async def load_bucket(self, index: int) -> None:
+            if fails_in == "load" and self.number == 0:
+                raise EngineError("a rank is gone")
+
+        async def give_up_update(self, reason: str) -> None:
+            told.append((self.number, reason))
+            if self.number == 0:
+                raise EngineLost("so am I")
+
+    plan = BucketPlan.of(SPECS, bucket_bytes=700)
+    assert len(plan.buckets) > 1
+    with pytest.raises(EngineError, match="a rank is gone"):
+        asyncio.run(push(Source(), [Sink(0), Sink(1)], plan=plan, version=1))
+    assert [number for number, _ in told] == [0, 1]
+    assert all("EngineError: a rank is gone" in reason for _, reason in told)

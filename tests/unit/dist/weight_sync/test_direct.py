@@ -12,11 +12,13 @@ from agentrl.dist.rollout_pool import RolloutPool
 from agentrl.dist.weight_sync.direct import DirectChannel
 from agentrl.dist.weight_sync.place import Place, Target
 from agentrl.dist.weight_sync.sender import OneRank
-from agentrl.errors import EngineError, WorkerLost
+from agentrl.errors import ChannelOutdated, EngineError, WorkerLost
 from agentrl.rollout.tasks import Dispatch
 from agentrl.testing.table_engine import TableEngine
 from agentrl.testing.weight_sink import TensorSink
 from agentrl.types import Task, TrajectoryGroup
+from agentrl.weights.channels.base import Address
+from agentrl.weights.plan import BucketPlan
 from agentrl.weights.served import WeightSpec
 
 pytestmark = pytest.mark.timeout(60)
@@ -30,7 +32,8 @@ class Worker(TensorSink):
         super().__init__(specs)
         self.index = index
         self.dies_in = ""
-        self.dead = False
+        self.dead = self.outdated = False
+        self.connected = 0
 
     def _alive(self, method: str) -> None:
         self.dead = self.dead or self.dies_in == method
@@ -55,12 +58,24 @@ class Worker(TensorSink):
         place = Place.of_this_process(on_gpu=False)
         return Target(place=place, num_receivers=1, specs=tuple(self.weight_specs()))
 
+    async def connect(self, plan: BucketPlan, address: Address) -> None:
+        self.outdated = False
+        self.connected += 1
+        await super().connect(plan, address)
+
+    async def begin_update(self) -> None:
+        if self.outdated:
+            raise ChannelOutdated("an engine was replaced")
+
     async def load_bucket(self, index: int) -> None:
         self._alive("load_bucket")
         await super().load_bucket(index)
 
     async def close(self) -> None:
         pass
+
+    async def metrics(self) -> dict[str, float]:
+        return {}
 
     async def cut(self, purpose: str, dispatch: Dispatch) -> None: ...
     async def load(self, shipment: Any) -> Any: ...
@@ -219,3 +234,15 @@ def test_a_worker_that_does_not_answer_ends_the_update_in_time() -> None:
             await it.pool.update(it.channel, 1)
 
     run(body, timeout_s=0.5)
+
+
+def test_workers_connect_again_where_an_engine_of_one_was_replaced() -> None:
+    async def body(it: Run) -> None:
+        await it.pool.update(it.channel, 1)
+        it.made[1].outdated = True
+        it.train()
+        await it.pool.update(it.channel, 2)
+        assert all(it.serves(worker) and worker.version == 2 for worker in it.made)
+        assert [worker.connected for worker in it.made] == [2, 2] and it.pool.num_restarts == 0
+
+    run(body, transport="gloo")

@@ -41,6 +41,7 @@ class Sink(FakeReplica):
         self.dies_at: int | None = None
         self.addresses: list[Address] = []
         self.held: dict[str, torch.Tensor] = {}
+        self.given_up: list[str] = []
         self.plan = PLAN
         self._receiver: Receiver | None = None
 
@@ -71,6 +72,9 @@ class Sink(FakeReplica):
         self._alive()
         self.policy_version = version
         return ServedWeights(version=version, sums=checksums(self.held.items()))
+
+    async def give_up_update(self, reason: str) -> None:
+        self.given_up.append(reason)
 
 
 def sinks(stage: Stage) -> list[Sink]:
@@ -273,5 +277,35 @@ def test_an_update_that_hangs_ends_at_its_deadline_which_the_error_names(
                 await s.set.update_weights(WEIGHTS, 1)
             with pytest.raises(EngineError, match="update to version 1 failed"):
                 await s.set.generate(request("a"))
+
+    asyncio.run(main())
+
+
+def test_who_waits_for_an_update_is_told_at_once_that_its_source_failed() -> None:
+    class Source(StreamSource):
+        async def send(self, index: int) -> None:
+            if index == 1:
+                raise EngineError("a rank is gone")
+            await super().send(index)
+
+    async def main() -> None:
+        async with stage(2, make=Sink) as s:
+            sender = sender_of()
+            await s.set.connect(PLAN, sender.address)
+            await push(StreamSource(WEIGHTS, sender), [s.set], plan=PLAN, version=1)
+            failing = push(Source(WEIGHTS, sender), [s.set], plan=PLAN, version=2)
+            with pytest.raises(EngineError, match="a rank is gone"):
+                await failing
+            assert all(len(item.given_up) == 1 for item in sinks(s))
+            async with asyncio.timeout(5.0):  # the gate is open: nobody waits for a deadline
+                with pytest.raises(EngineError, match="update.* failed.*a rank is gone"):
+                    await s.set.generate(request("a"))
+            await push(StreamSource(WEIGHTS, sender), [s.set], plan=PLAN, version=2)
+            task = asyncio.create_task(s.set.generate(request("b")))
+            await s.run(task)
+            assert task.result().ids == expected_ids(request("b"))
+            await s.set.give_up_update("late news")  # none is under way: all serve on
+            assert s.set.metrics()["serving/replicas"] == 2
+            sender.close()
 
     asyncio.run(main())
