@@ -20,7 +20,8 @@ from agentrl.errors import CheckpointError, ConfigError
 from agentrl.train.settings import refuse_changed_settings
 
 CONFIG_FILE = "config.yaml"
-# Settings that a resumed run may change: they decide where and how long, not what is trained.
+# Settings that a resumed run may change: they decide where, how long and when to give up, not what
+# is trained.
 FREE_ON_RESUME = (
     "trainer.save_every",
     "trainer.keep_last",
@@ -35,7 +36,33 @@ FREE_ON_RESUME = (
     "sandbox.create_timeout_s",
     "tools.breaker.",
     "rollout.collect_timeout_s",
+    "rollout.serving.",
+    "rollout.gpu_memory_fraction",
+    "rollout.sleep_level",
+    *(
+        f"rollout.engine.kwargs.{name}"
+        for name in (
+            "api_key_env",
+            "base_url",
+            "call_timeout_s",
+            "command",
+            "cpu_cache_mb",
+            "devices",
+            "drain_timeout_s",
+            "health_timeout_s",
+            "log_path",
+            "port",
+            "request_timeout_s",
+            "session_cache_mb",
+            "start_timeout_s",
+        )
+    ),
     "rollout.workers",
+    "failure.max_empty_steps",
+    "failure.max_mismatch_kl",
+    "failure.max_skipped_updates",
+    "failure.max_start_mismatch",
+    "failure.warn_mismatch",
     "cluster.",
     "placement.",
     "weight_sync.",
@@ -45,6 +72,9 @@ REORDER_ON_RESUME = (
     "placement.",
     "cluster.",
     "rollout.workers",
+    "rollout.concurrency",
+    "rollout.replicas_per_gpu",
+    "rollout.tensor_parallel",
     "trainer.num_threads",
     "model.device",
     *(

@@ -25,7 +25,7 @@ from rich.console import Console
 from agentrl.agent.renderer import Renderer
 from agentrl.dist.config import COMPILES
 from agentrl.env.config import EnvConfig
-from agentrl.errors import Preempted
+from agentrl.errors import ConfigError, Preempted
 from agentrl.memory_plan import keep_plan, plan_training, show_plan
 from agentrl.model.describe import model_config
 from agentrl.model.load import load_tokenizer, quiet_transformers
@@ -123,6 +123,8 @@ def _tune(
         Console(stderr=True).print(COMPILES, highlight=False, soft_wrap=True)
     train, held_out = _encoded(settings, load_tokenizer(path), examples)
     total = settings.num_steps(len(train.examples))
+    if problems := list(settings.warmup_problems(total)):
+        raise ConfigError("\n".join(problems))
     config = _plain(
         {
             "sft": asdict(settings),

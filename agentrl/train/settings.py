@@ -20,6 +20,10 @@ def changed_settings(
         Dotted key -> (saved value, current value) where they differ; None for an absent key.
     """
     before, after = dict(_flatten(saved)), dict(_flatten(current))
+    for flat, other in ((before, after), (after, before)):
+        for key in [key for key, value in flat.items() if value == {}]:
+            if any(name.startswith(f"{key}.") for name in other):
+                del flat[key]  # what the other one has in it is compared one by one
     return {
         key: (before.get(key), after.get(key))
         for key in sorted(before.keys() | after.keys())

@@ -111,6 +111,16 @@ class SFTConfig(OptimizerConfig):
             return self.steps
         return max(math.ceil(self.epochs * num_examples / self.episodes_per_step), 1)
 
+    def warmup_problems(self, num_steps: int) -> Iterator[str]:
+        """Say that the learning rate would still be warming up when a run of ``num_steps`` ends."""
+        if num_steps <= self.warmup_steps:
+            length = "steps" if self.epochs is None else f"epochs={self.epochs:g}, which is steps"
+            yield (
+                f"warmup_steps={self.warmup_steps} with {length}={num_steps}: the learning rate "
+                f"would not arrive at lr before the end; use at most {num_steps - 1}, or train "
+                "longer"
+            )
+
     def problems(self) -> Iterator[str]:
         """Say what cannot work, one line each."""
         at_least = {
@@ -125,6 +135,8 @@ class SFTConfig(OptimizerConfig):
                 yield f"{name}={value}: must be at least {least}"
         if self.epochs is None and not 1 <= self.steps <= _MAX_STEPS:
             yield f"steps={self.steps}: must be between 1 and {_MAX_STEPS:,}"
+        elif self.epochs is None:
+            yield from self.warmup_problems(self.steps)
         if self.epochs is not None and not 0 < self.epochs <= _MAX_STEPS:
             yield f"epochs={self.epochs}: must be a number above 0"
         if not 0 <= self.seed < 2**63:

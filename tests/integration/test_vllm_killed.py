@@ -1,4 +1,4 @@
-"""The process of a vLLM engine is killed in the middle of a run, which goes on as if nothing was."""
+"""A vLLM engine is killed in the middle of a run, which goes on as if nothing had happened."""
 
 from __future__ import annotations
 

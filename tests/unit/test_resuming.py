@@ -34,6 +34,26 @@ def test_a_run_goes_on_with_its_settings_and_those_that_may_change(tmp_path: Pat
     assert config.env.id == "guess_number"
 
 
+def test_how_samples_are_served_and_when_a_run_gives_up_may_change(tmp_path: Path) -> None:
+    run = run_at(tmp_path / "run", 2, "rollout=vllm")
+    changes = [
+        "rollout.serving.max_restarts=20",
+        "rollout.serving.metrics_port=9000",
+        "rollout.engine.kwargs.log_path=vllm.log",
+        "rollout.gpu_memory_fraction=0.3",
+        "rollout.replicas_per_gpu=2",
+        "rollout.concurrency=64",
+        "weight_sync.bucket_mb=64",
+        "failure.max_mismatch_kl=2",
+        "failure.warn_mismatch=1.1",
+    ]
+    config = resumed_config(run, changes)
+    assert config.rollout.serving.max_restarts == 20 and config.failure.max_mismatch_kl == 2.0
+    for samples_otherwise in ("rollout.engine.kwargs.dtype=bfloat16", "failure.k=5"):
+        with pytest.raises(CheckpointError, match="made with other settings"):
+            resumed_config(run, [*changes, samples_otherwise])
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -190,8 +190,8 @@ def test_adapters_go_on_only_on_the_weights_that_they_began_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = _file(tmp_path / "a.jsonl")
-    _tune(data, tmp_path / "start", "steps=1")
-    _tune(data, tmp_path / "other", "steps=1", "lr=2e-3")
+    _tune(data, tmp_path / "start", "steps=1", "warmup_steps=0")
+    _tune(data, tmp_path / "other", "steps=1", "warmup_steps=0", "lr=2e-3")
     how = {"model": str(tmp_path / "start")}
 
     def killed(*_: Any) -> None:
@@ -256,6 +256,14 @@ def test_what_does_not_fit_is_refused_with_the_settings_of_sft(tmp_path: Path) -
 def test_settings_are_refused_by_name(item: str) -> None:
     with pytest.raises(ConfigError, match=rf"(?m)^{item.split('=')[0]}[=:]|stepz"):
         sft_settings(["cluster=ray", item])
+
+
+def test_a_warm_up_that_outlasts_the_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"warmup_steps=6 with steps=6.*use at most 5"):
+        sft_settings(["steps=6", "warmup_steps=6"])
+    data = _file(tmp_path / "a.jsonl")
+    with pytest.raises(ConfigError, match=r"warmup_steps=50 with epochs=1, which is steps="):
+        _tune(data, tmp_path / "out", "epochs=1", "warmup_steps=50")
 
 
 @pytest.mark.timeout(120)

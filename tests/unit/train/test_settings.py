@@ -43,3 +43,12 @@ def test_a_change_is_refused_with_both_values_and_the_way_out() -> None:
     with pytest.raises(CheckpointError, match=r"actor\.lr was 0\.001 .* 0\.002.*force_resume"):
         refuse_changed_settings(SAVED, current)
     refuse_changed_settings(SAVED, SAVED)
+
+
+def test_what_was_empty_and_is_filled_is_compared_entry_by_entry() -> None:
+    empty, filled = {"kwargs": {}}, {"kwargs": {"port": 1, "dtype": "half"}}
+    free = ("kwargs.port",)
+    for saved, current in ((empty, filled), (filled, empty)):
+        assert list(changed_settings(saved, current, free=free)) == ["kwargs.dtype"]
+    assert not changed_settings(empty, {"kwargs": {"port": 1}}, free=free)
+    assert list(changed_settings(empty, {"kwargs": None})) == ["kwargs"]
