@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,7 @@ class Rollouts:
         self._script = [call_text("wait", seconds=seconds), "yes"]
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator[Callable[[int], Awaitable[TrajectoryGroup]]]:
+    async def opened(self) -> AsyncIterator[Callable[[int], Coroutine[Any, Any, TrajectoryGroup]]]:
         """Give a function that samples the group of an index."""
         engine: Any = ScriptedEngine(RENDERER, self._script)
         async with open_stage(
