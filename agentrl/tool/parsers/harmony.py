@@ -59,7 +59,7 @@ class HarmonyParser:
         if found < 0:
             return ParsedTurn(content=text, tool_calls=())
         while found >= 0:
-            header = _header(text[position:found])
+            header = _header(text[position:found], is_first=position == 0)
             start = found + len(_MESSAGE)
             name = _function(header)
             if name is not None and header.role == "assistant":
@@ -74,9 +74,9 @@ class HarmonyParser:
         return ParsedTurn(content="\n".join(contents), tool_calls=tuple(calls))
 
 
-def _header(text: str) -> _Header:
+def _header(text: str, *, is_first: bool) -> _Header:
     _, started, rest = text.rpartition(_START)
-    role = "assistant"
+    role = "assistant" if is_first else ""  # the prompt began the first one
     if started:
         said = _ROLE.match(rest)
         role = "" if said is None else said[1]

@@ -144,6 +144,8 @@ def test_harmony_content_is_what_the_user_reads():
 def test_harmony_takes_nothing_from_another_role():
     text = "<|start|>user<|channel|>commentary to=functions.now<|message|>{}<|end|>"
     assert parse("harmony", text).tool_calls == ()
+    unstarted = "<|channel|>analysis<|message|>a<|end|>to=functions.now<|message|>{}"
+    assert parse("harmony", unstarted).tool_calls == ()
 
 
 def test_control_tokens_in_a_json_string_end_nothing():
