@@ -105,8 +105,8 @@ def test_a_group_whose_owner_is_gone_is_emptied_and_removed_and_others_stay():
         mine.add(sleeper.pid)
         folder = next(place.folder for place in mine._places)
         # As if made by a process of our id that started at another time.
-        pid, start = owner_label().split("-")
-        dead = folder.with_name(f"agentrl-boxes-{pid}-{int(start) + 1}-1")
+        pid, start, namespace = owner_label().split("-")
+        dead = folder.with_name(f"agentrl-boxes-{pid}-{int(start) + 1}-{namespace}-1")
         dead.mkdir()
         (dead / "cgroup.procs").write_text(str(sleeper.pid))
         sweep_groups()
@@ -121,10 +121,11 @@ def test_a_group_whose_owner_is_gone_is_emptied_and_removed_and_others_stay():
 
 def test_an_owner_is_told_from_a_later_process_of_the_same_id():
     label = owner_label()
-    pid, start = label.split("-")
+    pid, start, namespace = label.split("-")
     assert owner_lives(label) and owner_lives(f"{label}-and-more")
-    assert not owner_lives(f"{pid}-{int(start) + 1}-1")
+    assert not owner_lives(f"{pid}-{int(start) + 1}-{namespace}-1")
     ended = subprocess.Popen(["true"])
-    assert not owner_lives(f"{ended.pid}-1")
+    assert not owner_lives(f"{ended.pid}-1-{namespace}")
     ended.wait()
-    assert owner_lives("nobody-of-ours"), "what is not ours is left alone"
+    # What is not ours, or cannot be seen from here, is left alone.
+    assert owner_lives("nobody-of-ours") and owner_lives(f"{pid}-{int(start) + 1}-7")

@@ -7,17 +7,21 @@ from pathlib import Path
 
 
 def owner_label() -> str:
-    """This process as `PID-START`; the start time tells it from a later one of the same id."""
-    return f"{os.getpid()}-{start_time(os.getpid())}"
+    """This process as `PID-START-NAMESPACE`.
+
+    The start time tells it from a later process of the same id, and the pid namespace from one of
+    another container that shares this place.
+    """
+    return f"{os.getpid()}-{start_time(os.getpid())}-{_pid_namespace()}"
 
 
 def owner_lives(label: str) -> bool:
-    """Whether the process that a label (and whatever follows it) names is still there."""
-    pid, _, rest = label.partition("-")
-    start = rest.partition("-")[0]
-    if not pid.isdigit() or not start.isdigit():
+    """Whether the process that a label (and whatever follows it) names is, or may be, there."""
+    parts = label.split("-")[:3]
+    if len(parts) < 3 or not all(part.isdigit() for part in parts):
         return True  # not one of ours: leave it alone
-    return start_time(int(pid)) == int(start)
+    pid, start, namespace = (int(part) for part in parts)
+    return namespace != _pid_namespace() or start_time(pid) == start
 
 
 def start_time(pid: int) -> int | None:
@@ -27,3 +31,7 @@ def start_time(pid: int) -> int | None:
     except OSError:
         return None
     return int(fields[19]) if fields[0] not in ("Z", "X") else None
+
+
+def _pid_namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino

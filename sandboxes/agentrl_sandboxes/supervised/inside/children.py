@@ -21,7 +21,7 @@ _REPORT_FACTOR, _LEAST_REPORT_BYTES = 12, 1 << 18
 # As in the kernel's own crash handling: a limit of 0 bytes would still start a handler that the
 # host has set, one of 1 byte never does.
 _NO_CORE = 1
-_FIRST_TO_GO = "1000"
+_FIRST_TO_GO = b"1000"
 
 
 class Child:
@@ -169,5 +169,7 @@ def _become_child(
     else:
         os.closerange(3, 1 << 20)
     kernel.set_dumpable(True)
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as own:
-        own.write(_FIRST_TO_GO)  # where memory runs out, this goes before whoever watches it
+    with contextlib.suppress(OSError):
+        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+        os.write(fd, _FIRST_TO_GO)  # where memory runs out, this goes before whoever watches it
+        os.close(fd)

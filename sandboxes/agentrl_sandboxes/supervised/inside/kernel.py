@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import platform
 import signal
@@ -16,6 +17,7 @@ _MS_NOSUID, _MS_NODEV = 2, 4
 _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_SECCOMP = 4, 24, 22
 _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 38, 47, 4
 _SECCOMP_MODE_FILTER = 2
+_SA_NOCLDSTOP = 1
 _CAPABILITY_VERSION_3 = 0x20080522
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_BENEATH = 0x02, 0x08
 _SYS_OPENAT2 = 437  # one number on every architecture
@@ -28,9 +30,23 @@ _libc.mount.argtypes = [ctypes.c_char_p] * 3 + [ctypes.c_ulong, ctypes.c_char_p]
 _machine = platform.machine()
 _CLONE_NUMBER, _CAPSET_NUMBER = _SYS_CLONE.get(_machine, -1), _SYS_CAPSET.get(_machine, -1)
 
+# Made once, before any fork: each of these creates a type, which touches dozens of shared pages.
+_CAPSET_HEADER = ctypes.create_string_buffer(struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), 8)
+_NO_CAPABILITIES = ctypes.create_string_buffer(24)
+
 
 class _Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
+
+
+class _SignalAction(ctypes.Structure):
+    # As the C library has it, which is alike on both architectures.
+    _fields_ = [
+        ("handler", ctypes.c_void_p),
+        ("mask", ctypes.c_ulong * 16),
+        ("flags", ctypes.c_int),
+        ("restorer", ctypes.c_void_p),
+    ]
 
 
 def _check(result: int, what: str) -> int:
@@ -79,9 +95,15 @@ def drop_privileges() -> None:
         if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) < 0:
             break  # past the kernel's last capability
     _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
-    header = ctypes.create_string_buffer(struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), 8)
-    empty = ctypes.create_string_buffer(24)
-    _check(_libc.syscall(_CAPSET_NUMBER, header, empty), "capset")
+    _check(_libc.syscall(_CAPSET_NUMBER, _CAPSET_HEADER, _NO_CAPABILITIES), "capset")
+
+
+def report_no_stops() -> None:
+    """Send no SIGCHLD for a child that stops or goes on, only for one that ends."""
+    action = _SignalAction()
+    _check(_libc.sigaction(signal.SIGCHLD, None, ctypes.byref(action)), "sigaction")
+    action.flags |= _SA_NOCLDSTOP
+    _check(_libc.sigaction(signal.SIGCHLD, ctypes.byref(action), None), "sigaction")
 
 
 def set_dumpable(dumpable: bool) -> None:
@@ -89,11 +111,17 @@ def set_dumpable(dumpable: bool) -> None:
     _check(_libc.prctl(_PR_SET_DUMPABLE, int(dumpable), 0, 0, 0), "set_dumpable")
 
 
+@functools.lru_cache(maxsize=1)
+def load_seccomp(program: bytes) -> _Program:
+    """Lay a filter out for the kernel; done before a fork, it need not be done after it."""
+    buffer = ctypes.create_string_buffer(program, len(program))
+    return _Program(len(program) // 8, ctypes.cast(buffer, ctypes.c_void_p))
+
+
 def install_seccomp(program: bytes) -> None:
     """Install a classic-BPF filter on this process and its future children."""
-    buffer = ctypes.create_string_buffer(program, len(program))
-    loaded = _Program(len(program) // 8, ctypes.cast(buffer, ctypes.c_void_p))
-    result = _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(loaded), 0, 0)
+    loaded = ctypes.byref(load_seccomp(program))
+    result = _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, loaded, 0, 0)
     _check(result, "seccomp")
 
 

@@ -15,7 +15,7 @@ import signal
 import time
 from typing import Any
 
-from . import census, children, files, wire
+from . import census, children, files, kernel, wire
 
 _TICK_S = 0.05
 _SOFT_GRACE_S = 1.0
@@ -75,6 +75,7 @@ class Supervisor:
         os.set_blocking(self._wake_write, False)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        kernel.report_no_stops()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self._interpreter = self._fork_interpreter()

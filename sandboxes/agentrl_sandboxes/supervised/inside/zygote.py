@@ -165,6 +165,8 @@ def run_box(
 def prepare_box(limits: dict[str, Any], program: bytes, ids: tuple[int, int]) -> None:
     """Mount the box's own file systems, then give up every right that allowed it."""
     signal.set_wakeup_fd(-1)
+    # Where sessions are scheduled as groups, a box has its share of the processors, however many
+    # processes another one has.
     os.setsid()
     kernel.map_own_user(*ids)
     # Inodes cost kernel memory that the size limit does not count.
@@ -196,6 +198,7 @@ def read_back() -> dict[str, Any]:
         "namespaces": {
             name: os.readlink(f"/proc/self/ns/{name}")
             for name in ("user", "pid", "mnt", "net", "ipc", "uts", "cgroup")
+            if os.path.lexists(f"/proc/self/ns/{name}")  # gVisor shows some only
         },
         "mounts": {entry[1]: entry[2:4] for entry in own},
         "python": platform.python_version(),
@@ -232,6 +235,7 @@ def main() -> None:
     program = seccomp.build_filter(platform.machine())
     # Our own folder must not shadow a module that a program brings along.
     sys.path[:] = [entry for entry in sys.path if entry and not entry.startswith("/agentrl")]
+    kernel.load_seccomp(program)
     interpreter.warm_up()
     warm_up_supervisor()
     gc.collect()
