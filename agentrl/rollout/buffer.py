@@ -17,7 +17,8 @@ line untrained, at most ``ahead`` of them a step.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+import heapq
+from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -48,6 +49,8 @@ class Slot:
     group: TrajectoryGroup | None = None
     verdict: Verdict | None = None
     """None until the group is done."""
+    number: int = -1
+    """In the order of dispatch, which its buffer counts."""
     cut: bool = False
     """Its time has passed: it has left the line, and what comes of it is for the record only."""
 
@@ -97,7 +100,14 @@ class RolloutBuffer:
         self._rules = rules
         self._version = version
         self._num_trained = version * rules.prompts_per_step
-        self._line: deque[Slot] = deque(line)
+        self._line: OrderedDict[int, Slot] = OrderedDict()
+        """Number of dispatch -> place: left from anywhere, and looked at from the front, at no cost
+        that grows with it."""
+        self._finished: list[int] = []
+        """Heap of the numbers in line that are finished; those that have left are still in it."""
+        self._num_dispatched = 0
+        for slot in line:
+            self._enter(slot)
         self._expired: deque[Slot] = deque()
         """Cut, and nobody has been told yet."""
         self._given_up: list[TrajectoryGroup] = []
@@ -115,7 +125,7 @@ class RolloutBuffer:
     @property
     def line(self) -> list[Slot]:
         """Places in order of dispatch: what a checkpoint keeps."""
-        return list(self._line)
+        return list(self._line.values())
 
     # ------------------------------------------------------------------ the producer's side
 
@@ -123,10 +133,18 @@ class RolloutBuffer:
         """Wait for room in the budget and take the next place in line."""
         async with self._changed:
             await self._changed.wait_for(self._has_room)
-            slot = Slot(self._version)
-            self._line.append(slot)
+            slot = self._enter(Slot(self._version))
             self._changed.notify_all()
             return slot
+
+    def _enter(self, slot: Slot) -> Slot:
+        """Put a place at the end of the line."""
+        slot.number = self._num_dispatched
+        self._num_dispatched += 1
+        self._line[slot.number] = slot
+        if slot.verdict is not None:
+            heapq.heappush(self._finished, slot.number)
+        return slot
 
     def _has_room(self) -> bool:
         return self._num_trained + len(self._line) < self._rules.budget(self._version)
@@ -137,6 +155,8 @@ class RolloutBuffer:
             slot.group, slot.verdict = group, verdict
             if slot.cut:
                 self._give_up(group)
+            else:
+                heapq.heappush(self._finished, slot.number)
             self._changed.notify_all()
 
     async def next_cut(self) -> Slot:
@@ -207,7 +227,7 @@ class RolloutBuffer:
             slot = self._ready()
             assert slot is not None
             assert self._version - slot.version <= self._rules.max_staleness, "older than the bound"
-            self._line.remove(slot)
+            del self._line[slot.number]
             flat = slot.verdict is Verdict.NO_SIGNAL and replace_flat
             if flat or slot.verdict is Verdict.FAILED:
                 self.num_rejected += 1
@@ -218,17 +238,21 @@ class RolloutBuffer:
 
     def _ready(self) -> Slot | None:
         """Return the first finished group that may leave now; None where one must be waited for."""
-        for place, slot in enumerate(self._line):
-            if slot.verdict is not None:
-                return slot
-            if not self._may_be_overtaken(slot, place):
-                return None
-        return None
+        while self._finished and self._finished[0] not in self._line:
+            heapq.heappop(self._finished)
+        if not self._finished:
+            return None
+        first = self._finished[0]
+        if not self._rules.cuts:
+            for place, (number, slot) in enumerate(self._line.items()):
+                if number == first:
+                    break
+                if not self._may_be_overtaken(slot, place):
+                    return None
+        return self._line[first]
 
     def _may_be_overtaken(self, slot: Slot, place: int) -> bool:
         """Whether the group at ``place`` in line, if delayed by one place, is in time."""
-        if self._rules.cuts:
-            return True
         turn = (self._num_trained + 1 + place) // self._rules.prompts_per_step
         in_time = turn - slot.version <= self._rules.max_staleness
         return place < self._rules.window and in_time
@@ -241,9 +265,9 @@ class RolloutBuffer:
         async with self._changed:
             self._version = version
             oldest = version - self._rules.max_staleness
-            for slot in [slot for slot in self._line if slot.version < oldest]:
+            for slot in [slot for slot in self._line.values() if slot.version < oldest]:
                 assert self._rules.cuts, "a group has not come to its turn in time"
-                self._line.remove(slot)
+                del self._line[slot.number]
                 slot.cut = True
                 if slot.group is None:
                     self._expired.append(slot)

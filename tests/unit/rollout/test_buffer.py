@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
+import sys
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -398,3 +399,40 @@ def test_groups_without_signal_are_replaced_until_the_refills_are_used_up_and_th
     steps, num_rejected = run(scenario())
     assert steps == [["0", "1", "2", "3"], ["4", "5", "6"]]  # 3 counts: both refills were used
     assert num_rejected == 3
+
+
+def lines_of_a_take(num_waiting: int, *, window: int) -> int:
+    """Count the lines of the buffer that taking one group costs with so many others in line."""
+    count = 0
+
+    def trace(frame: Any, event: str, argument: object) -> Any:
+        nonlocal count
+        if not frame.f_code.co_filename.endswith("rollout/buffer.py"):
+            return None
+        count += event == "line"
+        return trace
+
+    async def scenario() -> None:
+        cuts = not window
+        rules = Lookahead(
+            prompts_per_step=1, max_staleness=num_waiting, cuts=cuts, num_ahead=num_waiting,
+            window=window,
+        )  # fmt: skip
+        buffer = RolloutBuffer(rules)
+        slots = [await buffer.reserve() for _ in range(num_waiting + 1)]
+        at = window or num_waiting
+        await buffer.fill(slots[at], group(at), verdict=Verdict.TRAINABLE)
+        sys.settrace(trace)
+        try:
+            (taken,) = await buffer.take(1, timeout_s=5, max_rejected=0)
+        finally:
+            sys.settrace(None)
+        assert taken.id == str(at)
+
+    run(scenario())
+    return count
+
+
+@pytest.mark.parametrize("window", [0, 4])
+def test_taking_a_group_costs_the_same_however_many_are_in_line(window: int) -> None:
+    assert lines_of_a_take(2000, window=window) == lines_of_a_take(20, window=window)
