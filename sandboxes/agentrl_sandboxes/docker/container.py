@@ -87,7 +87,6 @@ def create(
         user=f"{USER}:{USER}",
         working_dir="/box",
         hostname="sandbox",
-        network_disabled=True,
         stdin_open=True,
         stop_signal="SIGKILL",  # no box has anything to say about its end
         healthcheck={"test": ["NONE"]},

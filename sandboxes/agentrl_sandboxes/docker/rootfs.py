@@ -15,7 +15,7 @@ import subprocess
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from agentrl.errors import SandboxUnavailable
 
@@ -48,12 +48,17 @@ class Rootfs:
         digest.update(repr(sorted(self.links.items())).encode())
         return digest.hexdigest()
 
+    def _folders(self) -> set[str]:
+        """Every folder, by name: one that is only implied gets its mode from the engine's umask."""
+        parents = (PurePosixPath(name).parents for name in (*self.files, *self.links))
+        return {str(folder) for some in parents for folder in some} - {"."}
+
     def write(self, path: Path) -> None:
         """Write the archive, complete or not at all."""
         partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
         try:
             with tarfile.open(partial, "w", format=tarfile.GNU_FORMAT) as archive:
-                for name in _FOLDERS:
+                for name in sorted({*_FOLDERS, *self._folders()}):
                     _add(archive, name, tarfile.DIRTYPE)
                 _add(archive, "tmp", tarfile.DIRTYPE, mode=0o1777)
                 for name, target in sorted({**_LINKS, **self.links}.items()):

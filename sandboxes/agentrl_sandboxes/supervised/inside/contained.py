@@ -18,6 +18,7 @@ EXPIRED = 124
 """Exit code of a box that has outlived its time."""
 
 _MAX_FIRST_BYTES = 1 << 16
+_NO_LIMIT_BYTES = 1 << 60
 _CGROUP_FILES = {
     "memory": ("memory.max", "memory/memory.limit_in_bytes"),
     "pids": ("pids.max", "pids/pids.max"),
@@ -63,6 +64,7 @@ def main() -> None:
     except OSError as error:
         channel.sendall(wire.pack({"error": str(error)}))
         return
+    facts = read_back()
     box = supervisor.Supervisor(
         channel,
         limits=first["limits"],
@@ -70,10 +72,17 @@ def main() -> None:
         scratch="/tmp",
         isolated=True,
         counts_user=False,
+        oom_events_fd=None if _has_memory_group(facts) else -1,
     )
     box.prepare()
-    channel.sendall(wire.pack({"ready": True, "facts": read_back()}))
+    channel.sendall(wire.pack({"ready": True, "facts": facts}))
     box.serve()
+
+
+def _has_memory_group(facts: dict[str, Any]) -> bool:
+    """Whether the group seen here is this container's: without a limit it may be the host's."""
+    value = facts["cgroup"].get("memory", [0, "max"])[1]
+    return value.isdigit() and int(value) < _NO_LIMIT_BYTES
 
 
 def end_after(ttl_s: float) -> None:

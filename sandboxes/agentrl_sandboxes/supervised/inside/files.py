@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 
-from . import kernel
+from . import walk
 
 _READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
@@ -86,7 +86,7 @@ class _open:
         root_fd = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             mode = 0o644 if flags & os.O_CREAT else 0
-            self._fd = kernel.open_beneath(root_fd, relative, flags, mode)
+            self._fd = walk.open_beneath(root_fd, relative, flags, mode)
         finally:
             os.close(root_fd)
         if not stat.S_ISREG(os.fstat(self._fd).st_mode):
@@ -106,7 +106,7 @@ def _remove(root: str, relative: str) -> None:
     folder, name = os.path.split(relative)
     try:
         flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-        folder_fd = kernel.open_beneath(root_fd, folder or ".", flags)
+        folder_fd = walk.open_beneath(root_fd, folder or ".", flags)
         try:
             os.unlink(name, dir_fd=folder_fd)
         finally:
@@ -125,7 +125,7 @@ def _make_parents(root: str, relative: str) -> None:
         for depth in range(len(parts)):
             above = "/".join(parts[:depth]) or "."
             flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-            above_fd = kernel.open_beneath(root_fd, above, flags)
+            above_fd = walk.open_beneath(root_fd, above, flags)
             try:
                 if parts[depth] not in ("", ".", ".."):
                     os.mkdir(parts[depth], 0o755, dir_fd=above_fd)
