@@ -311,6 +311,8 @@ class ToolExecutor:
             tool = self._open.get(name)
             if tool is not None:
                 return tool
+            if self._closed:  # nobody would close it again
+                raise _OpenFailed from InfrastructureError("the tools are closed")
             context = await self._make_context(name)
             try:
                 return await self._open_one(binding, context)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from agentrl.tool.serving.access import Tokens
+from agentrl.tool.serving.access import Tokens, is_loopback
 from agentrl.tool.serving.config import ServerLimits
 from agentrl.tool.serving.metrics import ServerMetrics
 
@@ -23,7 +23,7 @@ _OPEN_PATHS = frozenset({"/health"})
 
 
 class Gate:
-    """ASGI middleware: refuses with 401, 408, 413 or 503 before anything of a request is used.
+    """ASGI middleware: refuses with 401, 403, 408, 413 or 503 before anything of a request is used.
 
     Args:
         app: what answers requests that pass.
@@ -48,6 +48,10 @@ class Gate:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
+        if not self._tokens.required and _is_from_browser(headers):
+            text = "without a token the server answers no browser and no name but localhost"
+            await self._refuse(send, 403, "origin", text)
+            return
         owner = self._tokens.owner(headers.get(b"authorization", b"").decode("latin-1"))
         if owner is None:
             await self._refuse(send, 401, "token", "give a token: Authorization: Bearer TOKEN")
@@ -96,6 +100,13 @@ class Gate:
             headers.append((b"retry-after", b"1"))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": content})
+
+
+def _is_from_browser(headers: dict[bytes, bytes]) -> bool:
+    """Return whether a page in a browser may have sent it, by its origin or by the name it used."""
+    host = headers.get(b"host", b"localhost").decode("latin-1")
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    return b"origin" in headers or not is_loopback(name)
 
 
 class _TooLong(Exception):

@@ -505,3 +505,16 @@ def test_what_a_tool_has_cut_already_is_noted(tmp_path: Path):
     (result,) = Bench(tmp_path).run("paid")
     assert result.content == f"seen\n[cut: {result.truncated_tokens} more tokens]"
     assert result.truncated_tokens > 0
+
+
+def test_tools_that_are_closed_stay_closed(tmp_path: Path):
+    bench = Bench(tmp_path)
+
+    async def main() -> tuple[str | None, ToolResult]:
+        executor = bench.executor()
+        await executor.close()
+        return await executor.open("t"), await executor.run(call(1))
+
+    told, result = asyncio.run(main())
+    assert told == "InfrastructureError: the tools are closed"
+    assert (result.status, bench.events) == (ToolStatus.ERROR, [])

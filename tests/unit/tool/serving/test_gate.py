@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,12 +19,12 @@ TOKEN = "t" * 32
 class Caller:
     """Sends one request to a gate in front of an application that repeats the body."""
 
-    def __init__(self, **limits: Any) -> None:
+    def __init__(self, *, tokens: Sequence[str] = (TOKEN,), **limits: Any) -> None:
         self.metrics = ServerMetrics()
         self.reached: list[bytes] = []
         self.release: asyncio.Event | None = None
         self.gate = Gate(
-            self._app, tokens=Tokens([TOKEN]), limits=ServerLimits(**limits), metrics=self.metrics
+            self._app, tokens=Tokens(tokens), limits=ServerLimits(**limits), metrics=self.metrics
         )
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
@@ -39,6 +40,7 @@ class Caller:
         path: str = "/v1/tools",
         length: str | None = None,
         stalls: bool = False,
+        more: Sequence[tuple[bytes, bytes]] = (),
     ) -> int:
         waiting = list(chunks)
 
@@ -54,7 +56,7 @@ class Caller:
             if message["type"] == "http.response.start":
                 statuses.append(message["status"])
 
-        headers = [(b"authorization", f"Bearer {token}".encode())]
+        headers = [(b"authorization", f"Bearer {token}".encode()), *more]
         headers += [(b"content-length", length.encode())] if length is not None else []
         await self.gate(
             {"type": "http", "path": path, "headers": headers, "method": "POST"}, receive, send
@@ -105,3 +107,21 @@ def test_more_requests_than_allowed_are_refused_until_one_ends():
         return [refused, *[await task for task in first], await caller.ask(b"a")]
 
     assert run(main()) == [503, 200, 200, 200]
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        ((b"origin", b"https://evil.example"), 403),
+        ((b"origin", b"null"), 403),
+        ((b"host", b"rebound.example:8200"), 403),
+        ((b"host", b"127.0.0.1.evil.example"), 403),
+        ((b"host", b"127.0.0.1:8200"), 200),
+        ((b"host", b"localhost"), 200),
+        ((b"host", b"[::1]:8200"), 200),
+    ],
+)
+def test_without_tokens_no_page_in_a_browser_can_call(header: tuple[bytes, bytes], status: int):
+    open_to_all = Caller(tokens=())
+    assert run(open_to_all.ask(b"{}", more=[header])) == status
+    assert run(Caller().ask(b"{}", more=[header])) == 200  # a page has no token to send
