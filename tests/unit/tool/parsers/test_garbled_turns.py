@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -97,6 +98,15 @@ def adversaries(form: CallForm) -> dict[str, Callable[[int], str]]:
     }
 
 
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """What other tests of this process left on the heap would be walked again and again."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", CALL_FORMS)
 def test_a_megabyte_takes_as_many_steps_a_byte_as_a_part_of_it(name: str):
