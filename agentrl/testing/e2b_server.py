@@ -48,8 +48,7 @@ class VirtualMachine:
     def kill(self) -> None:
         """End every process, and with each its namespace."""
         for process in self.processes.values():
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            _kill_group(process)
 
 
 class E2BServer:
@@ -231,8 +230,7 @@ class _Processes:
             )
         finally:
             machine.processes.pop(pid, None)
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            _kill_group(process)
 
     async def send_input(
         self, request: pb.SendInputRequest, ctx: RequestContext[Any, Any]
@@ -259,8 +257,7 @@ class _Processes:
         """Kill a process."""
         from e2b.envd.process import process_pb
 
-        with contextlib.suppress(ProcessLookupError):
-            self._process(request, ctx).send_signal(signal.SIGKILL)
+        _kill_group(self._process(request, ctx))
         return process_pb.SendSignalResponse()
 
     def _process(self, request: Any, ctx: RequestContext[Any, Any]) -> asyncio.subprocess.Process:
@@ -273,6 +270,13 @@ class _Processes:
         if process is None:
             raise ConnectError(Code.NOT_FOUND, "no such process")
         return process
+
+
+def _kill_group(process: asyncio.subprocess.Process) -> None:
+    """Kill a command also where it has not yet entered its namespace, which would end it."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 async def _unserved(*_: object) -> Any:
