@@ -10,6 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # under any import mode of pytest
 
+from abuse_arena import Arena
 from sandbox_arms import ARMS, ArmUnavailable, StartedBackend, started
 
 
@@ -21,3 +22,16 @@ def backend(request: pytest.FixtureRequest) -> Iterator[StartedBackend]:
             yield arm
     except ArmUnavailable as reason:
         pytest.skip(f"sandbox backend {request.param} cannot run here: {reason}")
+
+
+@pytest.fixture(scope="module")
+def settled_arena(backend: StartedBackend) -> Arena:
+    """A backend with its reserve of boxes, and how the host looks with that."""
+    return Arena(backend)
+
+
+@pytest.fixture
+def arena(settled_arena: Arena) -> Iterator[Arena]:
+    """A backend under attack; the host must look after the test as it did before."""
+    yield settled_arena
+    settled_arena.check_host()
