@@ -354,6 +354,29 @@ def test_the_command_line_builds_checks_runs_and_reaps(address, tmp_path):
     assert agentrl("reap", *docker).startswith("removed ")
 
 
+def test_an_image_built_from_the_dockerfile_holds_a_box(address, api):
+    """With the base image replaced by what is here: registries are none of a test's business."""
+    built = api.build(
+        path=str(Path(__file__).parents[2] / "sandboxes"),
+        dockerfile="box.Dockerfile",
+        tag="agentrl/test:dockerfile",
+        buildargs={"BASE": "agentrl/sandbox:local"},
+        rm=True,
+        forcerm=True,
+    )
+    assert b"Successfully built" in b"".join(built)
+
+    async def scenario() -> str | None:
+        async with started(address, image="agentrl/test:dockerfile") as backend:
+            box = await backend.create(LIMITS)
+            return (await box.run_code("import sys; sys.version_info[:2] >= (3, 9)")).result
+
+    try:
+        assert asyncio.run(scenario()) == "True"
+    finally:
+        api.remove_image("agentrl/test:dockerfile", force=True)
+
+
 # Refusals
 
 
