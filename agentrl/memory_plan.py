@@ -28,6 +28,7 @@ from agentrl.dist.memory_table import Planned, as_json, show
 from agentrl.dist.model_shape import ModelShape, model_shape
 from agentrl.dist.placement import DEFAULT_POOL, PoolPlan, plan_pools
 from agentrl.errors import MemoryPlanError, ModelError
+from agentrl.memory_buckets import plan_buckets
 from agentrl.model.describe import model_config
 from agentrl.model.tiny import tiny_config
 from agentrl.reward.checks import part_configs
@@ -87,8 +88,14 @@ def _plan(config: Config, *, sleeps: bool) -> Planned:
     notes: list[str] = []
     if actor.kept is None:
         notes.append(f"activations are not planned: {actor.why_not}")
-    models = list(_models(config, shapes, actor, on_gpu=bool(on_gpus), notes=notes))
+    buckets = plan_buckets(config, actor, on_gpu=bool(on_gpus))
+    models = [
+        replace(need, bucket_bytes=buckets.sending if need.role == "actor" else 0)
+        for need in _models(config, shapes, actor, on_gpu=bool(on_gpus), notes=notes)
+    ]
     sampler = _sampler(config, actor, notes, sleeps=sleeps, on_gpus=on_gpus)
+    if sampler is not None:
+        sampler = replace(sampler, bucket_bytes=buckets.receiving)
     devices = list(_devices(config, models, sampler, on_gpus))
     request = Request(models=models, sampler=sampler, devices=devices)
     return Planned(request=request, plan=plan_memory(request), notes=tuple(notes))

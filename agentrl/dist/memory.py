@@ -11,7 +11,8 @@ bfloat16), ``T`` tokens of a micro-batch on one rank, ``V`` vocabulary. Per rank
 * activations ``T`` times what the trunk keeps per token (:class:`ModelShape`), and one layer more,
   whose gradients or recomputed values exist at a time;
 * logits: one chunk of ``chunk x V`` and its gradient, on a CPU with what they are computed from;
-  the head's own gradient in float32.
+  the head's own gradient in float32;
+* two buckets of weights on their way to engines, see :mod:`agentrl.memory_buckets`.
 
 What each phase needs is what stands in every phase plus what works in that one; a device needs the
 largest of its phases.
@@ -37,7 +38,8 @@ from agentrl.dist.sharding import GATHERED_BYTES, GATHERED_SHARE, GRADIENT_BYTES
 
 WEIGHTS, GRADIENTS, OPTIMIZER = "weights", "gradients", "optimizer"
 ACTIVATIONS, LOGITS, KV_CACHE, PROCESS = "activations", "logits", "kv cache", "process"
-PARTS = (WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS, LOGITS, KV_CACHE, PROCESS)
+BUCKETS = "buckets"
+PARTS = (WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS, LOGITS, KV_CACHE, BUCKETS, PROCESS)
 
 ROLLOUT = "rollout"
 _MOMENT_BYTES = 8  # AdamW's two, in float32
@@ -140,7 +142,9 @@ def _on_gpu(request: Request, device: Device) -> Iterator[RolePlan]:
 def _on_host(request: Request, capacity: int | None) -> Iterator[RolePlan]:
     """Yield what all ranks hold together."""
     for need in request.models:
-        yield _scaled(plan_model(need, memory_bytes=capacity), need.num_ranks)
+        found = _scaled(plan_model(need, memory_bytes=capacity), need.num_ranks)
+        # On CPUs one rank sends for all.
+        yield replace(found, standing=_present({**found.standing, BUCKETS: need.bucket_bytes}))
     if request.sampler is not None:
         yield _scaled(plan_sampler(request.sampler), request.sampler.num_processes)
 
@@ -163,6 +167,7 @@ def plan_model(need: ModelNeed, *, memory_bytes: int | None) -> RolePlan:
     moved |= state if offload is Offload.all else {}
     back = moments if offload is not Offload.none else {}
     standing |= {} if back else moments
+    standing |= {BUCKETS: need.bucket_bytes}
     working = {f"score {need.role}": _added(moved, _scoring(need, memory_bytes))}
     if need.trained:
         working[f"update {need.role}"] = _added(moved, back, _updating(need, memory_bytes))
@@ -184,7 +189,7 @@ def plan_sampler(need: SamplerNeed) -> RolePlan:
         claim = {KV_CACHE: need.claimed_bytes}
         return RolePlan(
             role=ROLLOUT,
-            standing={} if need.sleeps else claim,
+            standing=_present({BUCKETS: need.bucket_bytes} | ({} if need.sleeps else claim)),
             working={ROLLOUT: claim if need.sleeps else {}},
         )
     per_token = need.shape.kv_values * need.value_bytes
@@ -195,7 +200,9 @@ def plan_sampler(need: SamplerNeed) -> RolePlan:
     logits = {LOGITS: need.num_slots * need.shape.vocab_size * 2 * MASTER_BYTES}
     return RolePlan(
         role=ROLLOUT,
-        standing={WEIGHTS: weights} | ({} if need.sleeps else cache),
+        standing=_present(
+            {WEIGHTS: weights, BUCKETS: need.bucket_bytes} | ({} if need.sleeps else cache)
+        ),
         working={ROLLOUT: logits | (cache if need.sleeps else {})},
     )
 

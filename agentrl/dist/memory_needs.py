@@ -36,6 +36,8 @@ class ModelNeed:
     longest_row: int = 0
     """Tokens of the longest sequence, which is never cut."""
     on_gpu: bool = False
+    bucket_bytes: int = 0
+    """For weights on their way to engines, on a rank that sends them."""
 
     @property
     def num_trained(self) -> int:
@@ -77,6 +79,8 @@ class SamplerNeed:
     """Of weights and cache."""
     keeps_module: bool = True
     """Whether the float32 module stays beside the engine's own weights."""
+    bucket_bytes: int = 0
+    """For weights on their way here, where the sender's memory cannot be read."""
     claimed_bytes: int | None = None
     """What an engine with processes of its own takes at start, whatever it serves; None: what its
     slots need."""

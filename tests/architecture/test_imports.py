@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "model": BASE,
     "data": BASE,
     "agent": BASE | {"env", "tool", "sandbox"},
-    "reward": BASE | {"agent", "env", "tool", "sandbox", "model"},
+    "reward": BASE | {"agent", "env", "tool", "sandbox", "model", "net"},
     "weights": BASE,
     "rollout": BASE | {"weights", "agent", "model", "env", "tool", "sandbox", "reward"},
     "algo": BASE | {"batch"},
@@ -63,6 +63,7 @@ PACK_ALLOWED = BASE | {"env", "tool", "sandbox", "net"}
 # Wiring: may import everything.
 TOP = {"launch", "plan", "engines", "rollouts", "cluster", "resume", "playground", "play", "sft"}
 TOP |= {"__init__", "cli", "memory_plan", "doctor", "bench", "limits", "resuming", "sft_start"}
+TOP |= {"memory_buckets"}
 
 
 def _modules() -> list[Path]:
