@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 @click.option("--step", type=int, help="Step; default: the newest one stored.")
 @click.option(
     "--threshold",
-    type=float,
+    type=click.FloatRange(min=0.0),
     default=0.1,
     show_default=True,
     help="Difference, in nats, that counts as one.",
 )
-@click.option("--top", type=int, default=10, show_default=True, help="Trajectories to list.")
+@click.option(
+    "--top", type=click.IntRange(min=1), default=10, show_default=True, help="Trajectories to list."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(run: Path, step: int | None, threshold: float, top: int, as_json: bool) -> None:
     """Name the tokens on which engine and trainer disagree, worst trajectory first.

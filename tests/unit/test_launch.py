@@ -66,6 +66,7 @@ def test_tasks_that_never_come_end_the_start(tmp_path: Path) -> None:
             ["algo.reward_weights.style=1"],
             "algo.reward_weights.style=1.0: no part of the reward has that name",
         ),
+        (["rollout=openai"], "rollout=openai: its server takes no weights, so it can only"),
         (
             ["model.path=tiny", "rollout.max_context_tokens=4096"],
             "'tiny' has 1024 positions, and rollout.max_context_tokens=4096 with the prompt takes "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import tempfile
@@ -12,6 +13,8 @@ from typing import Any
 
 from agentrl.errors import EngineError, EngineLost
 from agentrl.rollout.engines.http import JsonClient, NoAnswer, Unreachable
+
+logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.5
 _STOP_TIMEOUT_S = 20.0
@@ -108,7 +111,7 @@ async def wait_until_ready(
         EngineLost: its process ended meanwhile.
         EngineError: it did not answer within ``timeout_s``.
     """
-    failure = "nothing was asked"
+    failure, told = "nothing was asked", False
     try:
         async with asyncio.timeout(timeout_s):
             while True:
@@ -121,6 +124,15 @@ async def wait_until_ready(
                     failure = reply.text
                 except (Unreachable, NoAnswer) as error:
                     failure = str(error)
+                if process is None and not told:
+                    told = True
+                    logger.warning(
+                        "waiting for the SGLang server at %s, which has to be started by hand "
+                        "without rollout.engine.kwargs.command, for %g s at most: %s",
+                        client.base_url,
+                        timeout_s,
+                        failure,
+                    )
                 await asyncio.sleep(_LOOK_EVERY_S)  # it has no way to tell when it is ready
     except TimeoutError:
         raise EngineError(

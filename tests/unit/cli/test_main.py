@@ -291,3 +291,11 @@ def test_the_module_runs_as_a_program() -> None:
         timeout=60,
     )
     assert done.returncode == 0 and done.stdout.startswith("agentrl, version ")
+
+
+@pytest.mark.parametrize("option", [("--threshold", "-1"), ("--top", "0")])
+def test_mismatch_refuses_what_would_list_everything_or_nothing(
+    agentrl: Shell, tmp_path: Path, option: tuple[str, str]
+) -> None:
+    code, _, error = agentrl("mismatch", str(tmp_path), *option)
+    assert code == 2 and f"Invalid value for '{option[0]}'" in error

@@ -241,15 +241,18 @@ def test_what_the_server_refuses_is_refused_with_its_words() -> None:
     with_server(body, server={"context_length": 20})
 
 
-def test_a_server_that_is_not_there_is_waited_for_so_long() -> None:
+def test_a_server_that_is_not_there_is_waited_for_so_long(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def main() -> None:
-        config = SGLangEngineConfig(base_url="http://127.0.0.1:9", start_timeout_s=0.1)
+        config = SGLangEngineConfig(base_url="http://127.0.0.1:9", start_timeout_s=2.0)
         engine = SGLangEngine(build("tiny-qwen3"), config)
-        with pytest.raises(EngineError, match="not ready after 0.1 s"):
+        with pytest.raises(EngineError, match="not ready after 2 s"):
             await engine.start()
         await engine.close()
 
     asyncio.run(main())
+    assert caplog.text.count("waiting for the SGLang server at http://127.0.0.1:9") == 1
 
 
 def test_a_server_of_ours_that_ends_is_reported_with_its_log() -> None:
