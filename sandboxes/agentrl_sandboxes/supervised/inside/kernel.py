@@ -26,6 +26,7 @@ _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
+_prctl, _sigaction = _libc.prctl, _libc.sigaction  # looked up once, not in every box
 _libc.mount.argtypes = [ctypes.c_char_p] * 3 + [ctypes.c_ulong, ctypes.c_char_p]
 _machine = platform.machine()
 _CLONE_NUMBER, _CAPSET_NUMBER = _SYS_CLONE.get(_machine, -1), _SYS_CAPSET.get(_machine, -1)
@@ -90,25 +91,25 @@ def mount(kind: str, target: str, options: str) -> None:
 
 def drop_privileges() -> None:
     """Give up every capability, now and for any program run later."""
-    _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    _check(_prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     for capability in range(64):
-        if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) < 0:
+        if _prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) < 0:
             break  # past the kernel's last capability
-    _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     _check(_libc.syscall(_CAPSET_NUMBER, _CAPSET_HEADER, _NO_CAPABILITIES), "capset")
 
 
 def report_no_stops() -> None:
     """Send no SIGCHLD for a child that stops or goes on, only for one that ends."""
     action = _SignalAction()
-    _check(_libc.sigaction(signal.SIGCHLD, None, ctypes.byref(action)), "sigaction")
+    _check(_sigaction(signal.SIGCHLD, None, ctypes.byref(action)), "sigaction")
     action.flags |= _SA_NOCLDSTOP
-    _check(_libc.sigaction(signal.SIGCHLD, ctypes.byref(action), None), "sigaction")
+    _check(_sigaction(signal.SIGCHLD, ctypes.byref(action), None), "sigaction")
 
 
 def set_dumpable(dumpable: bool) -> None:
     """A process that is not dumpable keeps its /proc entries from others of the same user."""
-    _check(_libc.prctl(_PR_SET_DUMPABLE, int(dumpable), 0, 0, 0), "set_dumpable")
+    _check(_prctl(_PR_SET_DUMPABLE, int(dumpable), 0, 0, 0), "set_dumpable")
 
 
 @functools.lru_cache(maxsize=1)
@@ -121,7 +122,7 @@ def load_seccomp(program: bytes) -> _Program:
 def install_seccomp(program: bytes) -> None:
     """Install a classic-BPF filter on this process and its future children."""
     loaded = ctypes.byref(load_seccomp(program))
-    result = _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, loaded, 0, 0)
+    result = _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, loaded, 0, 0)
     _check(result, "seccomp")
 
 
