@@ -43,8 +43,9 @@ def test_a_forged_report_is_the_programs_own_loss(arena, number):
 
     status, following = arena.arm.run(scenario())
     assert status is not SandboxStatus.INFRA_ERROR
-    # After at most one call the box has a new interpreter, and answers are in step.
-    assert following[1:] == ["2", "3"]
+    # Forged reports answer the calls they were sent for, and no honest answer is out of step.
+    assert following[-1] == "3", "the box has a new interpreter"
+    assert all(got in (None, str(n + 1)) for n, got in enumerate(following))
 
 
 def test_an_immense_report_costs_the_host_nothing(arena):
