@@ -69,11 +69,12 @@ def make_client(
 ) -> httpx.AsyncClient:
     """Return a client for one event loop; close it with ``aclose``.
 
-    It follows no redirects (:func:`fetch` does, hop by hop), keeps no cookies, uses no proxy, and
-    has no time limit of its own.
+    It follows no redirects (:func:`fetch` does, hop by hop), keeps no cookies, has no time limit
+    of its own.
 
     Args:
-        guard: where it may connect; None for a server that the user names in the configuration.
+        guard: where it may connect, by itself and through no proxy; None for a server that the user
+            names in the configuration, through the proxy of the environment if there is one.
         max_connections: requests at once; more wait.
         headers: sent with every request.
     """

@@ -35,10 +35,11 @@ class _GuardedResolver(AbstractResolver):
 
 
 class GuardedTransport(httpx.AsyncBaseTransport):
-    """Sends one request, without following redirects, cookies or proxies.
+    """Sends one request, without following redirects or keeping cookies.
 
     Args:
-        guard: None lets everything pass, for a server that the user names.
+        guard: None lets everything pass, for a server that the user names, and uses the proxy that
+            ``HTTPS_PROXY`` and the like name.
         max_connections: requests at once; more wait.
     """
 
@@ -65,7 +66,11 @@ class GuardedTransport(httpx.AsyncBaseTransport):
             guarded["socket_factory"] = self._open_socket
         connector = aiohttp.TCPConnector(limit=self._max_connections, **guarded)
         # Cookies would carry state from one trajectory into the next.
-        return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+        return aiohttp.ClientSession(
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=self._guard is None,  # a proxy would look names up by itself
+        )
 
     def _open_socket(self, found: Any) -> socket.socket:
         """Check the address once more, where no parser stands between it and the connection."""

@@ -15,6 +15,7 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from agentrl.env.base import Episode
 from agentrl.errors import ConfigError, RewardError, RewardServiceError, RewardTimeout
+from agentrl.net.client import Answer, NoAnswer, Unreachable, fetch, make_client
 from agentrl.reward.conversation import question_text, said_by_model, transcript
 from agentrl.reward.threads import grader_threads
 from agentrl.reward.verdict import NoScore, ScoreReader
@@ -168,32 +169,28 @@ class Judge:
 
     async def _request(self, body: dict[str, Any]) -> str:
         """Return the text of the answer."""
-        import httpx
-
         try:
-            # A body that drips in never trips the client's own limits, which are per read.
-            async with asyncio.timeout(self._timeout_s):
-                async with self._connected().stream("POST", self._url, json=body) as response:
-                    answer = await _bounded_body(response)
-        except TimeoutError as error:
-            raise RewardServiceError(
-                f"the judge at {self._url} did not answer within {self._timeout_s:g} s"
-            ) from error
-        except httpx.HTTPError as error:
-            raise RewardServiceError(
-                f"the judge at {self._url} cannot be reached: {type(error).__name__}: {error}"
-            ) from error
-        if response.status_code != 200:
-            raise _refusal(self._url, response, answer)
-        if len(answer) > MAX_ANSWER_BYTES:
+            answer = await fetch(
+                self._connected(),
+                "POST",
+                self._url,
+                timeout_s=self._timeout_s,
+                max_bytes=MAX_ANSWER_BYTES,
+                json=body,
+            )
+        except (NoAnswer, Unreachable) as error:
+            raise RewardServiceError(f"the judge at {self._url}: {error}") from error
+        if answer.status != 200:
+            raise _refusal(self._url, answer)
+        if answer.is_cut:
             raise NoScore(
                 f"the judge at {self._url} answered with more than {MAX_ANSWER_BYTES} bytes"
             )
         try:
-            text = json.loads(answer)["choices"][0]["message"]["content"]
+            text = json.loads(answer.body)["choices"][0]["message"]["content"]
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise NoScore(
-                f"the judge at {self._url} answered with no chat completion: {_shown(answer)}"
+                f"the judge at {self._url} answered with no chat completion: {_shown(answer.body)}"
             ) from error
         if not isinstance(text, str):
             raise NoScore(f"the judge answered with {type(text).__name__} instead of text")
@@ -220,14 +217,11 @@ class Judge:
         return prompt
 
     def _connected(self) -> httpx.AsyncClient:
-        import httpx
-
         if self._client is None:
-            self._client = httpx.AsyncClient(
-                # Compressed, a small answer may be any size once it is read.
+            self._client = make_client(
+                None,
+                max_connections=self._concurrency,
                 headers={**self._headers, "Accept-Encoding": "identity"},
-                timeout=httpx.Timeout(self._timeout_s),
-                limits=httpx.Limits(max_connections=self._concurrency),
             )
         return self._client
 
@@ -240,26 +234,16 @@ class _FinalServiceError(RewardServiceError):
     """Asking again would give the same."""
 
 
-async def _bounded_body(response: httpx.Response) -> bytes:
-    """Return the body; of one that is too long, a little more than what is allowed."""
-    body = bytearray()
-    async for chunk in response.aiter_raw():
-        body += chunk
-        if len(body) > MAX_ANSWER_BYTES:
-            break
-    return bytes(body)
-
-
 def _shown(answer: bytes) -> str:
     return repr(answer[:200].decode("utf-8", "replace"))
 
 
-def _refusal(url: str, response: httpx.Response, answer: bytes) -> RewardServiceError:
-    status = response.status_code
-    text = f"the judge at {url} answered with status {status}: {_shown(answer)}"
+def _refusal(url: str, answer: Answer) -> RewardServiceError:
+    status = answer.status
+    text = f"the judge at {url} answered with status {status}: {_shown(answer.body)}"
     if status == 429 or status >= 500:
         busy = _Busy(text)
-        wanted = response.headers.get("retry-after", "")
+        wanted = answer.headers.get("retry-after", "")
         busy.retry_after_s = min(float(wanted), _MAX_PAUSE_S) if wanted.isdecimal() else 0.0
         return busy
     return _FinalServiceError(text)

@@ -56,7 +56,7 @@ class Server:
                 with owner._lock:
                     index = len(owner.requests)
                     owner.requests.append({"path": self.path, **body})
-                    owner.headers.append(dict(self.headers))
+                    owner.headers.append({k.title(): v for k, v in self.headers.items()})
                     owner.open_now += 1
                     owner.most_open = max(owner.most_open, owner.open_now)
                 try:
