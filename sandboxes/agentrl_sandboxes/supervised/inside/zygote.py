@@ -38,7 +38,7 @@ _PRELOADED = (
 
 _CHANNEL_FD, _EVENTS_FD = 3, 4
 _MOST_FDS = 4
-_WARM_CELLS = 16
+_WARM_CELLS = 10
 
 
 class Zygote:
