@@ -131,13 +131,14 @@ def test_nothing_is_left_of_owners_that_were_killed(address, api):
             assert all(is_running(marker) for marker in markers[batch : batch + 5])
             for process in owners:
                 process.send_signal(signal.SIGKILL)
-    assert len(containers_of(api, run_id)) >= KILLS, "a killed owner cleans nothing up"
+        # Those of the batch before went with the start of this one's owners.
+        assert len(containers_of(api, run_id)) >= len(owners), "a killed owner cleans nothing up"
 
     async def next_owner() -> int:
         async with started(address) as backend:
             return backend.reaped
 
-    assert asyncio.run(next_owner()) >= KILLS
+    assert asyncio.run(next_owner()) >= 5
     assert containers_of(api, run_id) == []
     assert not any(is_running(marker) for marker in markers)
 
