@@ -9,10 +9,10 @@ if ! command -v bwrap >/dev/null; then
     apt-get install -y -qq --no-install-recommends bubblewrap
     rm -rf /var/lib/apt/lists/*
 fi
-if ! python3 -c 'import fastapi, uvicorn, httpx_aiohttp, jsonschema, mcp, numpy, yaml' 2>/dev/null; then
+if ! python3 -c 'import fastapi, uvicorn, httpx_aiohttp, jsonschema, mcp, numpy, regex, yaml' 2>/dev/null; then
     python3 -m pip install --no-cache-dir -r requirements-server.txt
 fi
 if ! python3 -c 'from importlib.metadata import version; version("agentrl")' 2>/dev/null; then
     python3 -m pip install --no-cache-dir --no-deps ..
 fi
-python3 -c 'import agentrl.sandbox.serving.worker, agentrl_sandboxes.local'
+python3 check_server.py
