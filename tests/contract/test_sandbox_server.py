@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -160,6 +161,10 @@ def test_a_server_that_ends_leaves_no_process_behind(number):
             await asyncio.sleep(0.3)
             processes = {server.process.pid, *descendants(server.process.pid)}
             assert len(processes) > 8
+            (worker, *_) = workers_of(server.process.pid).values()
+            task = Path(f"/proc/{worker}/cmdline").read_bytes().split(b"\0")[-2]
+            folder = Path(json.loads(task)["folder"])
+            assert folder.is_dir()
             server.process.send_signal(number)
             ended = await asyncio.gather(*calls, return_exceptions=True)
             if number == signal.SIGKILL:
@@ -168,6 +173,7 @@ def test_a_server_that_ends_leaves_no_process_behind(number):
                 assert not any(isinstance(end, BaseException) for end in ended), ended
             await asyncio.to_thread(server.process.wait, 40)
             assert await asyncio.to_thread(until_gone, processes) == set()
+            assert not folder.exists()
 
         with_backend(server, scenario)
 

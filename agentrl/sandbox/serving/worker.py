@@ -54,7 +54,11 @@ async def serve(task: dict) -> None:
     private.bind(own)
     public = socket.socket(fileno=task["listen_fd"])
 
+    orphaned = False
+
     def parent_gone() -> None:
+        nonlocal orphaned
+        orphaned = True
         asyncio.get_running_loop().remove_reader(life)
         config.timeout_graceful_shutdown = 0  # it was killed: nothing is to go on
         server.should_exit = True
@@ -63,6 +67,10 @@ async def serve(task: dict) -> None:
     private.listen(1024)  # a request that comes before the server runs waits in the queue
     _tell(task["ready_fd"], {"ready": True})
     await server.serve([public, private])
+    if orphaned:  # nobody else will clean up; the last worker finds the folder empty
+        with suppress(OSError):
+            os.unlink(own)
+            os.rmdir(folder)
 
 
 def _tell(fd: int, message: dict) -> None:
