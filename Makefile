@@ -36,6 +36,8 @@ $(VENV)/.stamp-dev: $(VENV)/.stamp-run
 	$(BIN)/python -m pip install --quiet -e ".[dev,$(VLLM)]"
 # Text models need none of these, and builds that do not fit to torch's keep vLLM from loading.
 	$(BIN)/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec
+# What call parsers are compared with (parsers, templates, a vocabulary), without what that needs to train.
+	$(BIN)/python -m pip install --quiet --no-deps llm-router-utils==0.8.1 trl==1.16.0 litellm==1.110.2
 	@touch $@
 
 demo: setup  ## train a tool-using policy on this machine, from nothing, in minutes
