@@ -10,7 +10,7 @@ BIN    := $(VENV)/bin
 VERL_BIN := .venv-verl/bin
 DEMO_ARGS ?=
 
-.PHONY: setup setup-dev demo test parity soak check bench clean
+.PHONY: setup setup-dev docker demo test parity soak check bench clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -43,7 +43,10 @@ $(VENV)/.stamp-dev: $(VENV)/.stamp-run
 demo: setup  ## train a tool-using policy on this machine, from nothing, in minutes
 	$(BIN)/agentrl train --env code_sandbox $(DEMO_ARGS)
 
-test: setup-dev check  ## what CI runs: small counts
+docker:  ## a Docker engine for tests, installed where it is missing and this is root
+	scripts/docker_engine.sh start >/dev/null && scripts/docker_engine.sh stop >/dev/null || test $$? = 3
+
+test: setup-dev docker check  ## what CI runs: small counts
 	rm -f .coverage .coverage.*
 # A file is one worker's, so that what a module opens is opened once; long files come first.
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --cov=agentrl --cov-report=term:skip-covered --cov-fail-under=85
@@ -58,7 +61,7 @@ test: setup-dev check  ## what CI runs: small counts
 parity: .venv-verl/.stamp  ## compare every algorithm with verl 0.9.1, on 200 random batches each
 	PYTHONPATH=. OMP_NUM_THREADS=1 VERL_FORCE_DEVICE=cpu $(VERL_BIN)/python -m pytest -q -p no:cacheprovider tests/parity
 
-soak: setup-dev  ## the full counts
+soak: setup-dev docker  ## the full counts
 	AGENTRL_SOAK=1 $(BIN)/python -m pytest tests/integration tests/contract tests/unit/train
 
 check: setup-dev  ## lint, format, types
