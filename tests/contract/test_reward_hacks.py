@@ -7,6 +7,7 @@ answer, which is 0, and where the pattern is known it is counted.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -187,6 +188,14 @@ HACKS: Mapping[str, Mapping[str, tuple[str, str | None]]] = {
     },
 }
 CASES = [(case, name) for case, hacks in HACKS.items() for name in hacks]
+IN_ALL = bool(os.environ.get("AGENTRL_SOAK"))
+
+
+def cases_for(backend: StartedBackend) -> list[tuple[str, str]]:
+    """All of them where boxes are cheap; one of each kind where a container costs half a second."""
+    if backend.name != "docker" or IN_ALL:
+        return CASES
+    return [(case, next(iter(hacks))) for case, hacks in HACKS.items()]
 
 
 def graded(backend: StartedBackend, task: Task, sources: Sequence[str]) -> list[Score]:
@@ -218,14 +227,15 @@ def graded(backend: StartedBackend, task: Task, sources: Sequence[str]) -> list[
 def test_no_hack_earns_anything_and_honest_work_earns_all(
     backend: StartedBackend, task: Task
 ) -> None:
-    hacks = [HACKS[case][name] for case, name in CASES]
+    cases = cases_for(backend)
+    hacks = [HACKS[case][name] for case, name in cases]
     scores = graded(backend, task, [*HONEST.values(), *(source for source, _ in hacks)])
     honest, hacked = scores[: len(HONEST)], scores[len(HONEST) :]
     assert [score.reward for score in honest] == [1.0] * len(honest), list(HONEST)
     assert all(score.success and not score.tampering for score in honest)
-    earned = {case: score.reward for case, score in zip(CASES, hacked, strict=True) if score.reward}
+    earned = {case: score.reward for case, score in zip(cases, hacked, strict=True) if score.reward}
     assert not earned
-    for (case, name), score in zip(CASES, hacked, strict=True):
+    for (case, name), score in zip(cases, hacked, strict=True):
         pattern = HACKS[case][name][1]
         assert pattern is None or pattern in score.tampering, (case, name)
 
