@@ -161,10 +161,12 @@ def test_rollout_workers_change_nothing_even_where_one_is_killed(work: Path, clu
     for step in (1, 2, 3):
         assert sampled(work / "local", step) == sampled(ray_run, step)
     assert_same_run(work / "local", ray_run)
-    last = [json.loads(line) for line in RunDir(ray_run).metrics_path.open()][-1]
+    lines = [json.loads(line) for line in RunDir(ray_run).metrics_path.open()]
+    last = lines[-1]
     assert last["cluster/rollout_worker_restarts"] == 1, "it was killed and not replaced"
     assert last["weight_sync/checksum_ok"] == 1
-    assert last["serving/turns"] > 0 and last["serving/replicas"] == 2  # of both workers
+    assert last["serving/turns"] > 0
+    assert max(line.get("serving/replicas", 0) for line in lines) == 2, "not those of both workers"
 
 
 # ---------------------------------------------------------------- two ranks learn
