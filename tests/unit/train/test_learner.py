@@ -377,9 +377,11 @@ def test_the_record_of_a_step_does_not_say_that_a_process_began_with_it(model: A
         batch, _ = made.assign_credit(assemble(groups, {"e": algo}))
         assert bool(made.measure_mismatch(batch, 0)) == is_first
         made.update(batch, 0)
-        assert set(batch.trainer_logprobs) == set(batch.trained_ids) < {
-            member.id for member in batch.sessions
-        }
+        assert (
+            set(batch.trainer_logprobs)
+            == set(batch.trained_ids)
+            < {member.id for member in batch.sessions}
+        )
         return batch.trainer_logprobs
 
     first, later = recorded(is_first=True), recorded(is_first=False)
