@@ -89,6 +89,8 @@ class Registry(Generic[T]):
     def _miss(self, name: str) -> str:
         close = difflib.get_close_matches(name, self._entries, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+        if name.endswith(".py"):
+            hint = f"did you mean '{name}:NAME', with what the file defines? "
         return (
             f"unknown {self.kind} {name!r}; {hint}known: {', '.join(self.names()) or 'none'}. "
             f"Register one with the decorator, an entry point of group {self.group!r}, "
@@ -118,6 +120,7 @@ def load_object(path: str, *, kind: str = "object") -> Any:
     except (Exception, SystemExit) as error:
         raise RegistryError(
             f"{kind}: importing {module_name!r} failed with {type(error).__name__}: {error}"
+            + _beside(module_name, error)
         ) from error
     value: Any = module
     for part in attribute.split("."):
@@ -128,6 +131,18 @@ def load_object(path: str, *, kind: str = "object") -> Any:
             raise RegistryError(f"{kind}: {module_name!r} has no {part!r}{hint}")
         value = getattr(value, part)
     return value
+
+
+def _beside(module_name: str, error: BaseException) -> str:
+    """Return a hint where a file wanted another one of its folder, which is on no path."""
+    wanted = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+    folder = Path(module_name).expanduser().resolve().parent
+    top = folder / wanted.partition(".")[0]
+    if not module_name.endswith(".py") or not wanted:
+        return ""
+    if not (top.is_dir() or top.with_suffix(".py").is_file()):
+        return ""
+    return f"; modules beside the file are found with PYTHONPATH={folder}"
 
 
 def _load_file(path: Path) -> Any:

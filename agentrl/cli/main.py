@@ -21,7 +21,7 @@ _VERBS = {
     "report": "Write report.html and curves.png of a run.",
     "mismatch": "Name the tokens on which engine and trainer disagree.",
     "envs": "List, show and check environments.",
-    "tools": "List, check and call tools.",
+    "tools": "List, check, call and serve tools.",
     "sandbox": "Check sandboxes, run code in one, serve them.",
     "bench": "Measure rollouts, weight syncs and whole steps.",
     "doctor": "Plan the memory of a run and check this machine.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -198,7 +199,9 @@ def _config(backend: str, backend_kwargs: str) -> SandboxConfig:
 async def _report(backend: str, backend_kwargs: str) -> dict:
     instance = _make_backend(backend, backend_kwargs)
     try:
-        await instance.start()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # the report has them
+            await instance.start()
         return asdict(instance.report())
     finally:
         await instance.close()

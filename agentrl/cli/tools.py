@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -130,6 +130,18 @@ def _json_object(text: str, what: str) -> dict[str, Any]:
     return value
 
 
+def _tool_name(tool: str, entries: Mapping[str, str]) -> str:
+    """Return the name under which a toolbox has NAME, SPEC.yaml or SPEC.yaml#NAME."""
+    from agentrl.errors import ToolError
+
+    entry, _, wanted = tool.partition("#")
+    names = [name for name, origin in entries.items() if origin == entry]
+    if wanted in names or (len(names) == 1 and not wanted):
+        return wanted or names[0]
+    problem = f"has no tool {wanted!r}" if wanted else "has several tools"
+    raise ToolError(f"{entry} {problem}; write {entry}#NAME with one of: {', '.join(names)}")
+
+
 async def _call(
     tools: Sequence[str],
     values: Sequence[dict[str, Any]],
@@ -147,7 +159,7 @@ async def _call(
 
     entries = dict.fromkeys(tool.partition("#")[0] for tool in tools)
     toolbox = Toolbox(list(entries), allow_import=allow_import, allow_command=allow_command)
-    names = {entry: name for name, entry in toolbox.state_keys.items()}
+    names = [_tool_name(tool, toolbox.state_keys) for tool in tools]
 
     async def given_state() -> dict[str, Any]:
         return state
@@ -167,10 +179,8 @@ async def _call(
         executor = ToolExecutor(toolbox, make_context=context, cut=lambda text, limit: (text, 0))
         try:
             return [
-                await executor.run(
-                    ToolCall(name=tool.partition("#")[2] or names[tool], arguments=arguments)
-                )
-                for tool, arguments in zip(tools, values, strict=True)
+                await executor.run(ToolCall(name=name, arguments=arguments))
+                for name, arguments in zip(names, values, strict=True)
             ]
         finally:
             await executor.close()

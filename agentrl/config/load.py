@@ -38,6 +38,10 @@ from agentrl.config.validate import validate
 from agentrl.errors import ConfigError
 from agentrl.rollout.fit_limits import LENGTHS, fitted
 
+if not OmegaConf.has_resolver("env"):
+    # ${env:NAME} stays what it is: whoever needs the secret looks it up, and no file has it.
+    OmegaConf.register_new_resolver("env", lambda name: f"${{env:{name}}}")
+
 
 def load(overrides: Sequence[str], *, base: Config | None = None) -> Config:
     """Compose and check a configuration.

@@ -18,7 +18,7 @@ from agentrl.env.config import EnvConfig
 from agentrl.env.hosted import HostedRubric
 from agentrl.env.table import EnvSource, converted, pickled_state
 from agentrl.env.validate import (
-    check_names,
+    check_artifacts,
     check_reset,
     check_rubric,
     check_score,
@@ -121,7 +121,7 @@ class AsyncHostedEnv:
         with converted(self._label, "tools, artifacts or rubric"):
             self.tools = check_tools(self._env.tools, env=self._label)
             wanted = getattr(self._env, "artifacts", ())  # optional in the protocol
-            self.artifacts = check_names(wanted, env=self._label, field="artifacts")
+            self.artifacts = check_artifacts(wanted, env=self._label)
             check_rubric(self._env.rubric, env=self._label)
         self.rubric: HostedRubric | None = (
             None

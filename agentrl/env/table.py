@@ -18,7 +18,7 @@ from typing import Any
 from agentrl.env.base import Env, Episode, Observation, Rubric
 from agentrl.env.registry import make_env
 from agentrl.env.validate import (
-    check_names,
+    check_artifacts,
     check_reset,
     check_rubric,
     check_score,
@@ -116,7 +116,7 @@ class EnvTable:
             raise EnvError(f"{name}: {type(env).__name__} is no agentrl.Env")
         with converted(name, "tools, artifacts or rubric"):  # each may be a property
             tools = check_tools(env.tools, env=name)
-            artifacts = check_names(env.artifacts, env=name, field="artifacts")
+            artifacts = check_artifacts(env.artifacts, env=name)
             rubric = env.rubric
             check_rubric(rubric, env=name)
         self._entries[key] = _Entry(env, name, name, tools)

@@ -10,6 +10,7 @@ import numpy as np
 from agentrl.env.base import Observation
 from agentrl.errors import EnvError, RewardError, ToolSpecError
 from agentrl.finite import REWARD_LIMIT, check_reward, got
+from agentrl.sandbox.grading import why_nothing_matches
 from agentrl.tool.decorator import entry_of
 from agentrl.types import Score
 
@@ -119,6 +120,19 @@ def check_tools(value: Any, *, env: str) -> tuple[str, ...]:
     except ToolSpecError as error:
         raise EnvError(f"{env}: tools: {error}") from error
     return check_names(named, env=env, field="tools")
+
+
+def check_artifacts(value: Any, *, env: str) -> tuple[str, ...]:
+    """Return the patterns of the files that an environment wants.
+
+    Raises:
+        EnvError: no list of patterns, or one that no file of a workspace can match.
+    """
+    patterns = check_names(value, env=env, field="artifacts")
+    for pattern in patterns:
+        if reason := why_nothing_matches(pattern):
+            raise EnvError(f"{env}: artifacts: no file can match {pattern!r}: {reason}")
+    return patterns
 
 
 def check_rubric(value: Any, *, env: str) -> None:

@@ -22,7 +22,7 @@ def check_reference(name: str, value: str) -> str:
     """
     if not _REFERENCE.fullmatch(value):
         raise ConfigError(
-            f"{name} must be a reference to an environment variable, as in '${{env:MY_TOKEN}}', "
+            f"sandbox.kwargs.{name} must be a reference to an environment variable, as in '${{env:MY_TOKEN}}', "
             "so that the secret is written to no file; got something else (not shown)"
         )
     return value
@@ -39,6 +39,7 @@ def resolve(name: str, reference: str) -> str:
     value = os.environ.get(match[1])
     if not value:
         raise SandboxUnavailable(
-            f"{name} refers to the environment variable {match[1]}, which is not set here"
+            f"sandbox.kwargs.{name} refers to the environment variable {match[1]}, which is not set "
+            "here; export it where the run starts"
         )
     return value

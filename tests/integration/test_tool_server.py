@@ -102,7 +102,7 @@ def test_without_a_token_nothing_but_health_answers(server: ToolServerProcess):
         (b'{"name": "counter", "arguments": []}', 422),
         (b'{"name": "counter", "surprise": 1}', 422),
         (b'{"name": "counter", "timeout_s": -1}', 422),
-        (b"[" * 90_000, 400),
+        (b"[" * 90_000, 422),
         (b'"' + b"x" * 200_000 + b'"', 413),
     ],
 )
@@ -113,6 +113,31 @@ def test_what_is_no_call_is_refused(server: ToolServerProcess, body: bytes, stat
     answer = httpx.post(server.url + path, content=body, headers=json_type, timeout=20)
     assert answer.status_code == status
     ask(server, "DELETE", f"/v1/sessions/{session}")
+
+
+def test_a_body_that_does_not_fit_is_told_in_one_sentence(server: ToolServerProcess):
+    def told(path: str, body: dict) -> str:
+        return ask(server, "POST", path, json=body).json()["detail"]
+
+    assert told("/v1/sessions", {"sed": 1}) == "unknown key 'sed'; the body may have: seed, state"
+    calls = f"/v1/sessions/{ask(server, 'POST', '/v1/sessions').json()['session']}/calls"
+    wrong = told(calls, {"nam": "counter", "timeout_s": -1})
+    assert "'name' is missing" in wrong and "unknown key 'nam'" in wrong
+    assert "timeout_s: " in wrong and "got -1" in wrong and "\n" not in wrong
+
+
+def test_curl_needs_no_header_for_json(server: ToolServerProcess):
+    form = {"Content-Type": "application/x-www-form-urlencoded", "Authorization": f"Bearer {TOKEN}"}
+
+    def post(path: str, body: str) -> dict:
+        return httpx.post(server.url + path, content=body, headers=form, timeout=20).json()
+
+    session = post("/v1/sessions", '{"seed": 1}')["session"]
+    assert post(f"/v1/sessions/{session}/calls", '{"name": "counter"}')["status"] == "ok"
+    assert post("/v1/tools/counter", "{}")["status"] == "ok"
+    schema = ask(server, "GET", "/openapi.json").json()["paths"]["/v1/sessions/{session_id}/calls"]
+    body = schema["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert {"name", "arguments", "timeout_s"} == set(body["properties"])
 
 
 def test_openapi_has_a_path_with_the_parameters_of_each_tool(server: ToolServerProcess):

@@ -8,7 +8,13 @@ and :func:`grade_artifacts` runs a grader of one's own over files in a fresh san
 
 from __future__ import annotations
 
-from agentrl.sandbox.grading.artifacts import ArtifactLimits, Verdict, collect, grade_artifacts
+from agentrl.sandbox.grading.artifacts import (
+    ArtifactLimits,
+    Verdict,
+    collect,
+    grade_artifacts,
+    why_nothing_matches,
+)
 from agentrl.sandbox.grading.calls import CallOutcome, call_function
 from agentrl.sandbox.grading.program import ProgramVerdict, check_program
 from agentrl.sandbox.grading.tampering import TAMPERING, find_tampering
@@ -24,4 +30,5 @@ __all__ = [
     "collect",
     "find_tampering",
     "grade_artifacts",
+    "why_nothing_matches",
 ]

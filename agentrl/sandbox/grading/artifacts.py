@@ -128,7 +128,8 @@ async def collect(
 
     Args:
         sandbox: the agent's, whose processes may be hostile: what they say is checked here.
-        patterns: of :mod:`fnmatch`, against the path from the work directory (``src/*.py``).
+        patterns: of :mod:`fnmatch`, against the path from the work directory (``src/*.py``);
+            ``*`` stands for slashes too.
         limits: where a limit on files or bytes together is passed, nothing is taken: a part of a
             project grades as something that nobody made.
 
@@ -265,6 +266,15 @@ def _is_plain(path: str) -> bool:
         and not {"..", "."} & set(parts)
         and not any(fnmatch.fnmatchcase(part, hook) for part in parts for hook in HOOKS)
     )
+
+
+def why_nothing_matches(pattern: str) -> str | None:
+    """Return why :func:`collect` can never find a file for a pattern; None if it may."""
+    parts = pattern.split("/")
+    if pattern.startswith(("/", "~")) or "\\" in pattern or {"..", ".", ""} & set(parts):
+        return "it must be relative to the workspace, without '.', '..' and a slash at its end"
+    hooks = [part for part in parts for hook in HOOKS if fnmatch.fnmatchcase(part, hook)]
+    return f"{hooks[0]!r} changes how tests run and is never taken" if hooks else None
 
 
 def _is_wanted(path: str, patterns: Sequence[str]) -> bool:

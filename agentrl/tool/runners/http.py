@@ -250,5 +250,7 @@ def _shown(answer: Answer, target: HttpTarget, clear: Any) -> Any:
         elif isinstance(value, list) and key.isdecimal() and int(key) < len(value):
             value = value[int(key)]
         else:
-            raise ToolError(f"the service answered without what was asked for: {short}")
+            raise ToolError(
+                f"the service answered without what was asked for, {target.answer}: {short}"
+            )
     return value

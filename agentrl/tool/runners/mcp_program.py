@@ -39,9 +39,12 @@ def find_program(name: str, folder: Path, allow: Allow) -> str:
 
 
 def _not_allowed(name: str) -> str:
+    is_there = "/" in name or shutil.which(name) is not None
     return (
         f"starting {name!r} is not allowed: it is neither a program of an installed MCP server nor "
-        f"in the spec's own folder; add tools.allow_command=[{name}] if that is what you want"
+        "in the spec's own folder; "
+        + ("" if is_there else "there is no such program here: install its package, or ")
+        + f"set tools.allow_command=[{name}] (--allow-command {name}) if that is what you want"
     )
 
 

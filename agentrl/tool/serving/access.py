@@ -67,8 +67,8 @@ def read_tokens(
             raise ConfigError(
                 f"--token-env {name}: the environment variable "
                 + (f"has {length} characters" if length else "is not set")
-                + f"; give it a token of at least {_MIN_LENGTH}, for example of "
-                "'openssl rand -hex 32'"
+                + f"; give it a token of at least {_MIN_LENGTH} characters, for example the "
+                "output of 'openssl rand -hex 32'"
             )
     if not names and not is_loopback(host):
         raise ConfigError(

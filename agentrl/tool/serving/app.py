@@ -20,13 +20,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentrl.errors import SandboxUnavailable, ToolUnavailable
 from agentrl.sandbox.base import SandboxProvider
@@ -146,8 +146,19 @@ class ToolServer:
             "/metrics", self._metrics_text, methods=["GET"], response_class=PlainTextResponse
         )
         api.add_api_route("/v1/tools", self._list_tools, methods=["GET"])
-        api.add_api_route("/v1/sessions", self._open, methods=["POST"], status_code=201)
-        api.add_api_route("/v1/sessions/{session_id}/calls", self._call, methods=["POST"])
+        api.add_api_route(
+            "/v1/sessions",
+            self._open,
+            methods=["POST"],
+            status_code=201,
+            openapi_extra=_body_of(OpenRequest.model_json_schema(), required=False),
+        )
+        api.add_api_route(
+            "/v1/sessions/{session_id}/calls",
+            self._call,
+            methods=["POST"],
+            openapi_extra=_body_of(CallRequest.model_json_schema()),
+        )
         api.add_api_route(
             "/v1/sessions/{session_id}/tools/{tool}",
             self._open_tool,
@@ -170,7 +181,6 @@ class ToolServer:
         async def call_tool(request: Request, owner: Owner) -> CallReply:
             return await self._one_call(spec.name, await _arguments(request), owner)
 
-        schema = {"content": {"application/json": {"schema": dict(spec.parameters)}}}
         api.add_api_route(
             f"/v1/tools/{spec.name}",
             call_tool,
@@ -178,7 +188,7 @@ class ToolServer:
             operation_id=f"call_{spec.name}",
             summary=spec.description.split("\n")[0],
             description=spec.description,
-            openapi_extra={"requestBody": {"required": True, **schema}},
+            openapi_extra=_body_of(dict(spec.parameters)),
         )
 
     async def _health(self) -> dict[str, Any]:
@@ -192,10 +202,10 @@ class ToolServer:
     async def _list_tools(self) -> dict[str, Any]:
         return {"tools": [describe(binding) for binding in self.toolbox.bindings.values()]}
 
-    async def _open(self, body: OpenRequest, owner: Owner) -> OpenReply:
+    async def _open(self, body: OpenBody, owner: Owner) -> OpenReply:
         return OpenReply(session=self.sessions.open(owner, seed=body.seed, state=body.state).id)
 
-    async def _call(self, session_id: str, body: CallRequest, owner: Owner) -> CallReply:
+    async def _call(self, session_id: str, body: CallBody, owner: Owner) -> CallReply:
         session = self.sessions.find(session_id, owner)
         return await self._run(session, body.name, body.arguments, body.timeout_s)
 
@@ -262,17 +272,51 @@ def _reply(result: ToolResult) -> CallReply:
 
 
 async def _arguments(request: Request) -> dict[str, Any]:
+    """Return the JSON object of a body, whatever type the request says it has (curl: a form)."""
     try:
         arguments = json.loads(await request.body() or b"{}")
     except (ValueError, RecursionError) as error:
         raise HTTPException(422, f"the body is no JSON: {error}") from error
     if not isinstance(arguments, dict):
-        raise HTTPException(422, "the body must be a JSON object: the arguments of the tool")
+        raise HTTPException(422, f"the body must be a JSON object, got {type(arguments).__name__}")
     return arguments
+
+
+def _body_of(schema: dict[str, Any], *, required: bool = True) -> dict[str, Any]:
+    """Return what OpenAPI says of a body that :func:`_arguments` reads."""
+    content = {"application/json": {"schema": schema}}
+    return {"requestBody": {"required": required, "content": content}}
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def _read_as(model: type[M]) -> Callable[[Request], Awaitable[M]]:
+    async def read(request: Request) -> M:
+        try:
+            return model.model_validate(await _arguments(request))
+        except ValidationError as error:
+            raise HTTPException(422, _explained(error, model)) from error
+
+    return read
+
+
+def _explained(error: ValidationError, model: type[BaseModel]) -> str:
+    parts: list[str] = []
+    for found in error.errors():
+        where = ".".join(str(part) for part in found["loc"])
+        known = {"missing": f"{where!r} is missing", "extra_forbidden": f"unknown key {where!r}"}
+        told = f"{where}: {found['msg']}, got {found['input']!r:.80}"
+        parts.append(known.get(found["type"], told))
+    return f"{'; '.join(parts)}; the body may have: {', '.join(model.model_fields)}"
 
 
 def _owner(request: Request) -> str:
     return request.scope[OWNER]
+
+
+OpenBody = Annotated[OpenRequest, Depends(_read_as(OpenRequest))]
+CallBody = Annotated[CallRequest, Depends(_read_as(CallRequest))]
 
 
 Owner = Annotated[str, Depends(_owner)]

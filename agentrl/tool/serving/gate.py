@@ -54,7 +54,9 @@ class Gate:
             return
         owner = self._tokens.owner(headers.get(b"authorization", b"").decode("latin-1"))
         if owner is None:
-            await self._refuse(send, 401, "token", "give a token: Authorization: Bearer TOKEN")
+            known = "is none of this server's" if b"authorization" in headers else "is missing"
+            text = f"the token {known}; give one: Authorization: Bearer TOKEN"
+            await self._refuse(send, 401, "token", text)
             return
         if self.num_requests >= self._limits.max_requests:
             text = f"{self.num_requests} requests are in progress, which is the limit"

@@ -138,8 +138,13 @@ class Connection:
             kind, message = "", f"{content[:200]!r}"
         if status == 401:
             return SandboxUnavailable(
-                f"the sandbox server at {self.url} refuses the token; set token to a reference "
-                "to the variable that holds the server's, as in '${env:AGENTRL_SANDBOX_TOKEN}'"
+                f"the sandbox server at {self.url} "
+                + (
+                    "wants a token; set sandbox.kwargs.token to a reference to the variable that "
+                    "holds it, as in '${env:AGENTRL_SANDBOX_TOKEN}'"
+                    if self._token is None
+                    else f"refuses the token of {self._token}; set that variable to the server's"
+                )
             )
         if kind == "unknown":
             return UnknownHere(message)

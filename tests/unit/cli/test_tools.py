@@ -61,3 +61,13 @@ def test_one_tool_of_several_is_named_after_its_spec(tmp_path: Path):
 def test_the_schema_of_spec_files_is_printed():
     done = CliRunner().invoke(command, ["schema"])
     assert {"http", "mcp", "python", "server"} <= set(json.loads(done.output)["properties"])
+
+
+def test_a_spec_of_several_tools_is_never_called_without_a_name(tmp_path: Path):
+    pytest.importorskip("mcp_server_time")
+    spec = tmp_path / "clock.yaml"
+    spec.write_text("mcp: {command: [mcp-server-time]}\n")
+    for written in (str(spec), f"{spec}#get_time"):
+        done = CliRunner().invoke(command, ["call", written, '{"timezone": "UTC"}'])
+        assert isinstance(done.exception, ToolError)
+        assert f"{spec}#NAME with one of: get_current_time, convert_time" in str(done.exception)

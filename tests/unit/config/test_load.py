@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from agentrl.config.load import from_yaml, load, to_dict
+from agentrl.config.load import from_dict, from_yaml, load, to_dict
 from agentrl.errors import ConfigError
 from agentrl.rollout.config import FailurePolicy
 
@@ -88,6 +88,25 @@ def test_names_of_any_kind_reach_a_mapping() -> None:
         "tool": 1,
         "score/style": 2,
     }
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        'sandbox.kwargs={url: "http://b:8400", token: "${env:TOKEN}"}',
+        "sandbox.kwargs.token='${env:TOKEN}'",
+    ],
+)
+def test_a_reference_to_a_secret_stays_one_in_whatever_is_written(
+    override: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "the secret")
+    config = load(["env.id=x", "sandbox.id=http", override])
+    again = from_dict(to_dict(config), source="x")
+    changed = load(["trainer.total_steps=3"], base=again)
+    for one in (config, again, changed):
+        assert one.sandbox.kwargs["token"] == "${env:TOKEN}"
+        assert "the secret" not in str(to_dict(one))
 
 
 def test_a_path_with_spaces_and_colons_reaches_the_environment_as_it_is() -> None:

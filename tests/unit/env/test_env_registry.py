@@ -101,3 +101,18 @@ def test_sys_exit_is_an_error_with_a_name(tmp_path: Path) -> None:
 
     with pytest.raises(EnvError, match="'test-leaving': the constructor raised SystemExit"):
         make_env("test-leaving")
+
+
+def test_a_file_that_wants_the_one_beside_it_is_told_how(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("value = 1\n")
+    (tmp_path / "wants.py").write_text("import beside\n")
+    with pytest.raises(RegistryError, match=f"found with PYTHONPATH={tmp_path}"):
+        env_class(f"{tmp_path}/wants.py:Env")
+    (tmp_path / "wants.py").write_text("import not_installed_anywhere\n")
+    with pytest.raises(RegistryError, match="No module named 'not_installed_anywhere'$"):
+        env_class(f"{tmp_path}/wants.py:Env")
+
+
+def test_a_file_without_a_name_is_told_to_give_one() -> None:
+    with pytest.raises(RegistryError, match="did you mean './env.py:NAME'"):
+        env_class("./env.py")

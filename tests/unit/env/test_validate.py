@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from agentrl.env.validate import (
     REWARD_LIMIT,
+    check_artifacts,
     check_names,
     check_reset,
     check_reward,
@@ -169,3 +170,20 @@ def test_tools_that_are_no_names_are_an_environment_error(tools: Any) -> None:
 def test_a_rubric_that_cannot_score_is_an_environment_error(rubric: Any) -> None:
     with pytest.raises(EnvError, match="e: rubric must be None or an object with a method score"):
         check_rubric(rubric, env="e")
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "/etc/passwd", "~/a", "../a", "a/../b", "./main.py", "src/", "", "a\\b", "conftest.py",
+        "tests/conftest.py", ".git/*", "*.pth",
+    ],
+)  # fmt: skip
+def test_a_pattern_that_no_artifact_can_match_is_refused(pattern: str) -> None:
+    with pytest.raises(EnvError, match="no file can match"):
+        check_artifacts(["main.py", pattern], env="environment 'x'")
+
+
+def test_patterns_that_may_match_are_kept() -> None:
+    patterns = ("main.py", "src/*.py", "*", "out/[a-z]?.json", "**/*.md", ".env")
+    assert check_artifacts(list(patterns), env="environment 'x'") == patterns

@@ -179,14 +179,14 @@ def test_a_token_written_out_is_refused_and_not_shown(token):
 
 def test_a_token_that_is_not_set_or_wrong_says_what_to_do(monkeypatch):
     async def scenario(backend: HttpBackend, server: JsonServer) -> None:
-        with pytest.raises(SandboxUnavailable, match="refuses the token"):
+        with pytest.raises(SandboxUnavailable, match="wants a token; set sandbox.kwargs.token"):
             await backend.start()
         unset = HttpBackend(server.url, token="${env:NO_SUCH_TOKEN}")
         with pytest.raises(SandboxUnavailable, match="NO_SUCH_TOKEN, which is not set"):
             await unset.start()
         monkeypatch.setenv("SUCH_TOKEN", "abc")
         known = HttpBackend(server.url, token="${env:SUCH_TOKEN}")
-        with pytest.raises(SandboxUnavailable):
+        with pytest.raises(SandboxUnavailable, match=r"refuses the token of \$\{env:SUCH_TOKEN\}"):
             await known.start()
         assert server.headers["authorization"] == "Bearer abc"
         assert "abc" not in repr(vars(known))
