@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.dist.rollout_worker import ProcessSetup, RolloutWorker
+from agentrl.dist.rollout_worker import OpenHost, ProcessSetup, RolloutWorker
 from agentrl.dist.weight_sync.shipment import ship
 from agentrl.errors import ConfigError, EngineError, TrainingError
 from agentrl.rollout.engines.config import HFEngineConfig
@@ -47,7 +47,7 @@ class Host:
         return {}
 
 
-def opener(host: Host) -> Callable[[], Any]:
+def opener(host: Host) -> OpenHost:
     @asynccontextmanager
     async def open_host(index: int) -> AsyncIterator[Host]:
         host.events.append("opened")
