@@ -22,8 +22,9 @@ def check_reference(name: str, value: str) -> str:
     """
     if not _REFERENCE.fullmatch(value):
         raise ConfigError(
-            f"sandbox.kwargs.{name} must be a reference to an environment variable, as in '${{env:MY_TOKEN}}', "
-            "so that the secret is written to no file; got something else (not shown)"
+            f"sandbox.kwargs.{name} must be a reference to an environment variable, as in "
+            "'${env:MY_TOKEN}', so that the secret is written to no file; got something else "
+            "(not shown)"
         )
     return value
 
@@ -39,7 +40,7 @@ def resolve(name: str, reference: str) -> str:
     value = os.environ.get(match[1])
     if not value:
         raise SandboxUnavailable(
-            f"sandbox.kwargs.{name} refers to the environment variable {match[1]}, which is not set "
-            "here; export it where the run starts"
+            f"sandbox.kwargs.{name} refers to the environment variable {match[1]}, "
+            "which is not set here; export it where the run starts"
         )
     return value
