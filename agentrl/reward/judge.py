@@ -15,6 +15,7 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from agentrl.env.base import Episode
 from agentrl.errors import ConfigError, RewardError, RewardServiceError, RewardTimeout
+from agentrl.headers import why_no_header
 from agentrl.net.client import Answer, NoAnswer, Unreachable, fetch, make_client
 from agentrl.reward.conversation import question_text, said_by_model, transcript
 from agentrl.reward.threads import grader_threads
@@ -258,6 +259,8 @@ def _headers(api_key_env: str | None) -> dict[str, str]:
             f"judge: api_key_env={api_key_env!r}: no such environment variable, or it is empty; "
             "export it, or leave api_key_env out for a server without keys"
         )
+    if reason := why_no_header(key):
+        raise ConfigError(f"judge: api_key_env={api_key_env!r}: the key {reason}")
     return {"Authorization": f"Bearer {key}"}
 
 

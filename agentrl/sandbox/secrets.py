@@ -6,6 +6,7 @@ import os
 import re
 
 from agentrl.errors import ConfigError, SandboxUnavailable
+from agentrl.headers import why_no_header
 
 _REFERENCE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
 
@@ -33,7 +34,7 @@ def resolve(name: str, reference: str) -> str:
     """Return what a checked reference stands for.
 
     Raises:
-        SandboxUnavailable: the variable is not set.
+        SandboxUnavailable: the variable is not set, or no header can carry its value.
     """
     match = _REFERENCE.fullmatch(reference)
     assert match is not None  # it was checked when it was given
@@ -43,4 +44,6 @@ def resolve(name: str, reference: str) -> str:
             f"sandbox.kwargs.{name} refers to the environment variable {match[1]}, "
             "which is not set here; export it where the run starts"
         )
+    if reason := why_no_header(value):
+        raise SandboxUnavailable(f"sandbox.kwargs.{name}: the variable {match[1]} {reason}")
     return value

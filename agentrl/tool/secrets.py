@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from urllib.parse import quote
 
 from agentrl.errors import InfrastructureError
+from agentrl.headers import why_no_header
 from agentrl.tool.section import Section
 
 _REFERENCE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -77,6 +78,19 @@ def resolved(texts: Mapping[str, str]) -> dict[str, str]:
         InfrastructureError: a variable is not set, or its value has a line break.
     """
     return {key: _REFERENCE.sub(_value, text) for key, text in texts.items()}
+
+
+def resolved_headers(texts: Mapping[str, str]) -> dict[str, str]:
+    """Return the texts with the values of the variables, which are to be sent as headers.
+
+    Raises:
+        InfrastructureError: a variable is not set, or no header can carry its value.
+    """
+    for name in names_in(texts.values()):
+        value = os.environ.get(name)
+        if value and (reason := why_no_header(value)):
+            raise InfrastructureError(f"the environment variable {name} {reason}")
+    return resolved(texts)
 
 
 def _value(match: re.Match[str]) -> str:

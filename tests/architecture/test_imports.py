@@ -14,13 +14,14 @@ SOURCES = [ROOT / "agentrl", *(ROOT / p for p in ("envs", "tools", "sandboxes"))
 
 # Package -> packages of agentrl that it may import. `types`, `errors`, `seeding` are for everyone.
 COMMON = {"types", "errors", "seeding"}
-BASE = COMMON | {"registry", "kwargs", "finite", "extras"}
+BASE = COMMON | {"registry", "kwargs", "finite", "extras", "headers"}
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
     "errors": set(),
     "seeding": set(),
     "extras": COMMON,
     "finite": COMMON,
+    "headers": COMMON,
     "registry": COMMON,
     "kwargs": COMMON,
     "batch": COMMON,

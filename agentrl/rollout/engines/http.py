@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import ConfigError, EngineError
+from agentrl.headers import why_no_header
 
 if TYPE_CHECKING:
     import httpx
@@ -124,7 +125,7 @@ def auth_headers(api_key_env: str | None) -> dict[str, str]:
     """Return the header that carries a key.
 
     Raises:
-        ConfigError: the variable is not set.
+        ConfigError: the variable is not set, or no header can carry its value.
     """
     if api_key_env is None:
         return {}
@@ -134,4 +135,6 @@ def auth_headers(api_key_env: str | None) -> dict[str, str]:
             f"api_key_env={api_key_env!r}: no such environment variable, or it is empty; export "
             "it, or leave api_key_env out for a server without keys"
         )
+    if reason := why_no_header(key):
+        raise ConfigError(f"api_key_env={api_key_env!r}: the key {reason}")
     return {"Authorization": f"Bearer {key}"}

@@ -26,7 +26,7 @@ from agentrl.net.guard import Guard
 from agentrl.tool.base import ToolContext
 from agentrl.tool.runners.base import Allow, Bound, ToolOffer
 from agentrl.tool.runners.url_template import UrlTemplate, plain
-from agentrl.tool.secrets import cleared, read_texts, resolved, unset_in
+from agentrl.tool.secrets import cleared, read_texts, resolved_headers, unset_in
 from agentrl.tool.section import Section
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ class _HttpTool:
             timeout_s=self._timeout_s,
             max_bytes=target.max_bytes,
             max_redirects=_MAX_REDIRECTS,
-            headers=resolved(dict(target.headers)),
+            headers=resolved_headers(dict(target.headers)),
             **_body(rest, target.send),
         )
         texts = [text for _, text in target.headers]

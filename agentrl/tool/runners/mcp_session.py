@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import InfrastructureError, ToolError
-from agentrl.tool.secrets import cleared, resolved
+from agentrl.tool.secrets import cleared, resolved, resolved_headers
 
 if TYPE_CHECKING:
     import httpx2
@@ -213,7 +213,7 @@ class McpSession:
         from agentrl.tool.runners.mcp_transport import WatchedTransport
 
         return httpx2.AsyncClient(
-            headers={"Accept-Encoding": "identity", **resolved(dict(self._server.headers))},
+            headers={"Accept-Encoding": "identity", **resolved_headers(dict(self._server.headers))},
             transport=WatchedTransport(self._faults.see, max_bytes=self._server.max_bytes),
             timeout=None,
         )

@@ -13,7 +13,7 @@ from agentrl.errors import AgentRLError, InfrastructureError, ToolError
 from agentrl.net.client import Answer, SharedClient, fetch, make_client
 from agentrl.net.guard import Guard
 from agentrl.tool.base import ToolContext
-from agentrl.tool.secrets import cleared, resolved
+from agentrl.tool.secrets import cleared, resolved_headers
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class Server:
         """
         headers = {AFFINITY_HEADER: affinity} if affinity else {}
         if self._token is not None:
-            headers |= resolved({"Authorization": f"Bearer {self._token}"})
+            headers |= resolved_headers({"Authorization": f"Bearer {self._token}"})
         answer = await fetch(client, method, f"{self.url}{path}", headers=headers, **request)
         if answer.status < 300:
             return answer

@@ -191,6 +191,9 @@ def test_a_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setenv("MY_KEY", "secret")
     with_server(body, api_key_env="MY_KEY")
+    monkeypatch.setenv("MY_KEY", "secret\n")
+    with pytest.raises(ConfigError, match="MY_KEY.*line break"):
+        with_server(body, api_key_env="MY_KEY")
     monkeypatch.delenv("MY_KEY")
     with pytest.raises(ConfigError, match="MY_KEY.*no such environment variable"):
         with_server(body, api_key_env="MY_KEY")

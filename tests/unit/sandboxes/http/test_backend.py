@@ -184,6 +184,10 @@ def test_a_token_that_is_not_set_or_wrong_says_what_to_do(monkeypatch):
         unset = HttpBackend(server.url, token="${env:NO_SUCH_TOKEN}")
         with pytest.raises(SandboxUnavailable, match="NO_SUCH_TOKEN, which is not set"):
             await unset.start()
+        monkeypatch.setenv("SUCH_TOKEN", "abc\n")
+        broken = HttpBackend(server.url, token="${env:SUCH_TOKEN}")
+        with pytest.raises(SandboxUnavailable, match="SUCH_TOKEN holds a line break"):
+            await broken.start()
         monkeypatch.setenv("SUCH_TOKEN", "abc")
         known = HttpBackend(server.url, token="${env:SUCH_TOKEN}")
         with pytest.raises(SandboxUnavailable, match=r"refuses the token of \$\{env:SUCH_TOKEN\}"):
