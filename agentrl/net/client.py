@@ -30,6 +30,10 @@ class Unreachable(InfrastructureError):
     """No connection, or one that ended before the answer, or an answer that is no HTTP."""
 
 
+class Unreadable(Unreachable):
+    """There is a server, and what it answered is no HTTP, or packed as nobody asked for."""
+
+
 class NoAnswer(InfrastructureError):
     """No complete answer before the deadline."""
 
@@ -116,7 +120,8 @@ async def fetch(
     Raises:
         Forbidden: the guard refuses a hop.
         ToolError: no URL, or too many redirects.
-        Unreachable: there is no server, or it went away, or does not speak HTTP.
+        Unreachable: there is no server, or it went away.
+        Unreadable: what it answered cannot be read.
         NoAnswer: the answer was not complete in time.
     """
     import aiohttp
@@ -135,12 +140,14 @@ async def fetch(
                     await outgoing.aread()  # the transport sends no empty body then
                 finally:
                     await response.aclose()  # without reading what came with a redirect
-    except httpx.InvalidURL as error:
-        raise ToolError(f"the URL cannot be read: {error}") from None
+    except (httpx.InvalidURL, UnicodeError) as error:  # the latter of a host that is no name
+        raise ToolError(f"the URL cannot be read: {str(error)[:200]}") from None
     except (httpx.HTTPError, aiohttp.ClientError, zlib.error, OSError) as error:
         # Without the inner error: it can hold the request, and with it the headers.
         if scope.expired():
             raise NoAnswer(f"{_place(url)} did not answer within {timeout_s:g} s") from None
+        if isinstance(error, _unreadable()):
+            raise Unreadable(f"{_place(url)} answered badly: {_reason(error)}") from None
         raise Unreachable(f"{_place(url)} cannot be reached: {_reason(error)}") from None
     raise ToolError(f"more than {max_redirects} redirects")
 
@@ -176,6 +183,18 @@ async def _decoded(response: httpx.Response) -> AsyncGenerator[bytes, None]:
         while chunk and not inflate.eof:
             yield inflate.decompress(chunk, 65536)
             chunk = inflate.unconsumed_tail
+
+
+def _unreadable() -> tuple[type[Exception], ...]:
+    import aiohttp
+    import httpx
+
+    return (
+        aiohttp.ClientResponseError,
+        httpx.RemoteProtocolError,  # a redirect to what is no URL
+        httpx.DecodingError,
+        zlib.error,
+    )
 
 
 def _reason(error: Exception) -> str:

@@ -34,6 +34,8 @@ _METADATA = tuple(
     )
 )
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
+"""All of IPv6 that is given out to the internet; ``is_global`` takes more for public."""
 
 
 class Forbidden(ToolError):
@@ -217,6 +219,8 @@ def _is_metadata(address: Address) -> bool:
 
 
 def _is_public(address: Address) -> bool:
+    if isinstance(address, _IPv6) and address not in _GLOBAL_UNICAST:
+        return False
     return address.is_global and not address.is_multicast and not address.is_reserved
 
 

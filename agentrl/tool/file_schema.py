@@ -9,24 +9,21 @@ from dataclasses import fields
 from typing import Any
 
 from agentrl.tool.runners.base import runner_registry
-from agentrl.tool.spec import ToolLimits, make_runner
+from agentrl.tool.spec import LIMIT_RANGES, ToolLimits, make_runner
 
 _LIMITS: dict[str, dict[str, Any]] = {
-    "timeout_s": {"type": "number", "minimum": 0.001, "description": "Seconds of one call."},
-    "max_calls": {"type": "integer", "minimum": 1, "description": "Calls of a trajectory."},
+    "timeout_s": {"type": "number", "description": "Seconds of one call."},
+    "max_calls": {"type": "integer", "description": "Calls of a trajectory."},
     "concurrency": {
         "type": "integer",
-        "minimum": 1,
         "description": "Calls at once, over all trajectories of a process.",
     },
     "retries": {
         "type": "integer",
-        "minimum": 0,
         "description": "Further attempts after a failure of ours; needs idempotent: true.",
     },
     "max_output_tokens": {
         "type": "integer",
-        "minimum": 1,
         "description": "Tokens of an answer; a longer one is cut, and says by how much.",
     },
 }
@@ -34,7 +31,15 @@ _LIMITS: dict[str, dict[str, Any]] = {
 
 def spec_file_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) that every spec file fits."""
-    limits = {f.name: {**_LIMITS[f.name], "default": f.default} for f in fields(ToolLimits)}
+    limits: dict[str, dict[str, Any]] = {}
+    for f in fields(ToolLimits):
+        least, most = LIMIT_RANGES[f.name]
+        limits[f.name] = {
+            **_LIMITS[f.name],
+            "minimum": least,
+            "maximum": most,
+            "default": f.default,
+        }
     properties: dict[str, Any] = {
         "name": {
             "type": "string",

@@ -16,6 +16,15 @@ _SAME_VALUE_LISTS = ("allOf", "anyOf", "oneOf")
 _SAME_VALUE = ("not", "if", "then", "else")
 """Keywords whose schemas are of the same value, so that a reference back is a loop."""
 _INNER_VALUES = ("additionalProperties", "propertyNames", "contains")
+_ONE = (*_INNER_VALUES, *_SAME_VALUE, "items", "unevaluatedItems", "unevaluatedProperties")
+_LISTS = (*_SAME_VALUE_LISTS, "prefixItems")
+_MAPS = ("properties", "dependentSchemas", "$defs", "definitions")
+"""All keywords that hold one schema, a list of them, or a mapping to them."""
+_REFUSED = {
+    "patternProperties": "is refused; use additionalProperties",
+    "$dynamicRef": "is refused; use $ref to '#/$defs/NAME'",
+    "$id": "is refused below the top: it changes what references inside mean",
+}
 
 Path = tuple[str | int, ...]
 
@@ -37,6 +46,8 @@ def parameters_problem(parameters: Any) -> SchemaProblem | None:
         _check(parameters)
     except _Refused as refused:
         return SchemaProblem(*refused.args)
+    except RecursionError:
+        return SchemaProblem((), "is nested too deeply, or holds a pattern that is")
     return None
 
 
@@ -65,7 +76,31 @@ def _check(parameters: Any) -> None:
     if parameters.get("type") != "object":
         at: Path = ("type",) if "type" in parameters else ()
         raise _Refused(at, f"type must be 'object', got {parameters.get('type')!r}")
+    _check_everywhere(parameters, parameters, ())
     _check_inside(parameters, parameters, (), ())
+
+
+def _check_everywhere(schema: Any, root: Mapping[str, Any], path: Path) -> None:
+    """Refuse, in whatever place a schema may stand, what would fail when a model calls."""
+    if not isinstance(schema, Mapping):
+        return
+    for key in _REFUSED:
+        if key in schema and (path or key != "$id"):
+            raise _Refused((*path, key), _REFUSED[key])
+    try:
+        regex.compile(schema.get("pattern", ""))
+    except regex.error as error:
+        raise _Refused((*path, "pattern"), f"is no regular expression: {error}") from None
+    if "$ref" in schema:
+        _resolve(schema["$ref"], root, (*path, "$ref"))
+    for key in _ONE:
+        _check_everywhere(schema.get(key), root, (*path, key))
+    for key in _LISTS:
+        for index, inner in enumerate(schema.get(key, ())):
+            _check_everywhere(inner, root, (*path, key, index))
+    for key in _MAPS:
+        for name, inner in schema.get(key, {}).items():
+            _check_everywhere(inner, root, (*path, key, name))
 
 
 def _check_numbers(value: Any, path: Path) -> None:
@@ -90,14 +125,6 @@ def _check_value(schema: Any, root: Mapping[str, Any], path: Path, seen: tuple[s
 def _check_inside(
     schema: Mapping[str, Any], root: Mapping[str, Any], path: Path, seen: tuple[str, ...]
 ) -> None:
-    if "patternProperties" in schema:
-        raise _Refused((*path, "patternProperties"), "is refused; use additionalProperties")
-    try:
-        regex.compile(schema.get("pattern", ""))
-    except regex.error as error:
-        raise _Refused((*path, "pattern"), f"is no regular expression: {error}") from None
-    if "$dynamicRef" in schema:
-        raise _Refused((*path, "$dynamicRef"), "is refused; use $ref to '#/$defs/NAME'")
     reference = schema.get("$ref")
     if reference is not None:
         if reference in seen:
@@ -127,6 +154,9 @@ def _check_inside(
     for key in _SAME_VALUE:
         if isinstance(schema.get(key), Mapping):
             _check_inside(schema[key], root, (*path, key), seen)
+    for name, inner in schema.get("dependentSchemas", {}).items():
+        if isinstance(inner, Mapping):
+            _check_inside(inner, root, (*path, "dependentSchemas", name), seen)
 
 
 def _check_reference(
@@ -138,6 +168,8 @@ def _check_reference(
     inner = [target, *(target[key] for key in _SAME_VALUE if isinstance(target.get(key), Mapping))]
     for key in _SAME_VALUE_LISTS:
         inner += [item for item in target.get(key, ()) if isinstance(item, Mapping)]
+    dependent = target.get("dependentSchemas", {}).values()
+    inner += [item for item in dependent if isinstance(item, Mapping)]
     for schema in inner:
         reference = schema.get("$ref")
         if reference is None:

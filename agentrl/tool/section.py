@@ -11,6 +11,11 @@ from typing import Any
 from agentrl.errors import ToolSpecError
 from agentrl.tool.yaml_io import Document, Key
 
+MAX_SECONDS = 1_000_000
+"""Eleven days: more is no deadline, and far more is refused by the system's clocks."""
+MAX_WHOLE = 2**31 - 1
+"""Of every number that has no other limit."""
+
 
 @dataclass(slots=True, frozen=True)
 class Section:
@@ -87,21 +92,26 @@ class Section:
             raise self._wrong(key, "true or false")
         return value
 
-    def number(self, key: str, default: float, *, minimum: float) -> float:
+    def number(
+        self, key: str, default: float, *, minimum: float, maximum: float = MAX_WHOLE
+    ) -> float:
         """Return a finite number."""
         value = self.values.get(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self._wrong(key, "a number")
-        if not math.isfinite(value) or value < minimum:
-            raise self.error(f"{self.dotted(key)}={value} must be at least {minimum:g}", key)
+        if not math.isfinite(value) or not minimum <= value <= maximum:
+            raise self.error(
+                f"{self.dotted(key)}={value} must be at least {minimum:g} and at most {maximum:,}",
+                key,
+            )
         return value
 
-    def integer(self, key: str, default: int, *, minimum: int) -> int:
+    def integer(self, key: str, default: int, *, minimum: int, maximum: int = MAX_WHOLE) -> int:
         """Return a whole number."""
         value = self.values.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self._wrong(key, "a number without a fraction")
-        return int(self.number(key, default, minimum=minimum))
+        return int(self.number(key, default, minimum=minimum, maximum=maximum))
 
     def texts(self, key: str, default: Sequence[str] | None = None) -> tuple[str, ...]:
         """Return a list of texts."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +29,31 @@ from agentrl.errors import ToolSpecError
 from agentrl.registry import Registry
 from agentrl.tool.parameters import parameters_problem
 from agentrl.tool.runners.base import Allow, Runner, ToolOffer, runner_registry
-from agentrl.tool.section import Section
+from agentrl.tool.section import MAX_SECONDS, MAX_WHOLE, Section
 from agentrl.tool.yaml_io import Document, Key, load_document
 
 tool_registry: Registry[Any] = Registry("tool", "agentrl.tools")
 """Tool name to the path of its YAML, or to a function marked with ``@tool``."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+LIMIT_RANGES: dict[str, tuple[float, int]] = {
+    "timeout_s": (0.001, MAX_SECONDS),
+    "max_calls": (1, MAX_WHOLE),
+    "concurrency": (1, MAX_WHOLE),
+    "retries": (0, 100),
+    "max_output_tokens": (1, MAX_WHOLE),
+}
+"""Least and most of each limit."""
 _SAID_BY_OFFER = ("name", "description", "parameters")
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class ToolLimits:
-    """Limits of one tool, per call unless stated."""
+    """Limits of one tool, per call unless stated.
+
+    Raises:
+        ToolSpecError: one that is no such number, or outside of :data:`LIMIT_RANGES`.
+    """
 
     timeout_s: float = 30.0
     max_calls: int = 64
@@ -52,6 +64,18 @@ class ToolLimits:
     """After an infrastructure failure; needs ``idempotent: true``."""
     max_output_tokens: int = 1024
     """Tokens of an answer that the model is shown; the note of what was cut comes on top."""
+
+    def __post_init__(self) -> None:
+        """Refuse what would be no limit, wherever it comes from: a file, code, a server."""
+        for name, (least, most) in LIMIT_RANGES.items():
+            value: Any = getattr(self, name)
+            kinds = (int, float) if name == "timeout_s" else (int,)
+            # Written so that NaN is refused.
+            if type(value) not in kinds or not least <= value <= most:
+                kind = "a number" if name == "timeout_s" else "a whole number"
+                raise ToolSpecError(
+                    f"limits.{name} must be {kind} from {least:g} to {most:,}, got {value!r:.80}"
+                )
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -150,7 +174,11 @@ def load_specs(path: Path, *, allow: Allow | None = None) -> list[ToolSpec]:
         ToolSpecError: with file, line and column.
     """
     allow = allow or Allow()
-    top = Section(load_document(path.expanduser().resolve()))
+    try:
+        file = path.expanduser().resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, no such user, a NUL
+        raise ToolSpecError(f"{str(path)[:300]!r} is no path of a file: {error}") from error
+    top = Section(load_document(file))
     key = _runner_key(top)
     runner = make_runner(key)
     top.refuse_unknown(
@@ -275,15 +303,17 @@ def _check_offer(top: Section, key: str, name: str, parameters: Any) -> None:
 
 def read_limits(top: Section, defaults: Mapping[str, float]) -> ToolLimits:
     """Return ``limits``, each from the file, or else from ``defaults``, or else as it is."""
-    if "limits" not in top:
-        return ToolLimits(**defaults)  # pyright: ignore[reportArgumentType]
-    section = top.section("limits")
-    known = {f.name: f.default for f in fields(ToolLimits)}
-    section.refuse_unknown(list(known))
     given: dict[str, Any] = dict(defaults)
-    for name in section.values:
-        if name == "timeout_s":
-            given[name] = section.number(name, 0.0, minimum=0.001)
-        else:
-            given[name] = section.integer(name, 0, minimum=0 if name == "retries" else 1)
-    return ToolLimits(**given)
+    if "limits" in top:
+        section = top.section("limits")
+        section.refuse_unknown(list(LIMIT_RANGES))
+        for name in section.values:
+            least, most = LIMIT_RANGES[name]
+            if name == "timeout_s":
+                given[name] = section.number(name, 0.0, minimum=least, maximum=most)
+            else:
+                given[name] = section.integer(name, 0, minimum=int(least), maximum=most)
+    try:
+        return ToolLimits(**given)
+    except ToolSpecError as error:  # of what a server said
+        raise top.error(str(error)) from None

@@ -6,7 +6,9 @@ and ``on`` are text), a leading zero makes no octal, ``1e-6`` is a number, a dat
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ _MAX_BYTES = 256 * 1024
 _MAX_NODES = 10_000
 _MAX_DEPTH = 64
 _MAX_DIGITS = 30
+_MAX_PROBLEM = 1000
+"""Characters of a message: what it quotes can be as long as the file."""
 
 Key = str | int
 Mark = tuple[int, int]
@@ -51,7 +55,7 @@ class Document:
             while known not in self.values_at:
                 known = known[:-1]
             line, column = self.values_at[known]
-        return ToolSpecError(f"{self.file}:{line}:{column}: {problem}")
+        return _problem(f"{self.file}:{line}:{column}", problem)
 
 
 def load_document(path: Path) -> Document:
@@ -77,7 +81,7 @@ def load_document(path: Path) -> Document:
         problem = " ".join(part for part in (error.context, error.problem) if part)
         if "'\\t'" in problem:
             problem += "; YAML does not take tabs, indent with blanks"
-        raise ToolSpecError(f"{_at(path, mark)}: {problem}") from error
+        raise _problem(_at(path, mark), problem) from error
     except yaml.reader.ReaderError as error:  # a character that YAML does not allow
         before = text[: error.position]
         line, column = before.count("\n") + 1, error.position - (before.rfind("\n") + 1) + 1
@@ -96,12 +100,24 @@ def load_document(path: Path) -> Document:
     return document
 
 
+def _problem(where: str, problem: str) -> ToolSpecError:
+    if len(problem) > _MAX_PROBLEM:
+        problem = f"{problem[: _MAX_PROBLEM // 2]} ... {problem[-_MAX_PROBLEM // 2 :]}"
+    return ToolSpecError(f"{where}: {problem}")
+
+
 def _read(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        # Not blocking: opening a pipe that nobody writes to would wait for ever.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ToolSpecError(f"{path}: is no plain file; a tool spec is one")
             raw = file.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise ToolSpecError(f"{path}: cannot be read: {error.strerror}") from error
+    except IsADirectoryError:
+        raise ToolSpecError(f"{path}: is a folder; a tool spec is a file in it") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL character
+        reason = getattr(error, "strerror", None) or error
+        raise ToolSpecError(f"{str(path)[:300]}: cannot be read: {reason}") from error
     if len(raw) > _MAX_BYTES:
         raise ToolSpecError(f"{path}:1:1: more than {_MAX_BYTES} bytes, which a tool spec may have")
     if raw.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
@@ -127,8 +143,8 @@ def _check_events(text: str, path: Path) -> None:
             )
         tag = getattr(event, "tag", None)
         if tag is not None:
-            raise ToolSpecError(
-                f"{where}: the tag {tag!r} is refused (a tag can run code); use plain YAML values"
+            raise _problem(
+                where, f"the tag {tag!r} is refused (a tag can run code); use plain YAML values"
             )
         num_documents += isinstance(event, yaml.DocumentStartEvent)
         num_nodes += isinstance(event, yaml.NodeEvent)

@@ -43,7 +43,8 @@ class Arena:
 
     def check_host(self) -> None:
         """What can be listed of the host must be as before, or become so soon."""
-        assert self.arm.run(restored(self._list, self._before)) == {}
+        left = self.arm.run(restored(self._list, self._before))
+        assert not left, left
         grown = list_host(self.arm).descriptors.get("socket", 0) - self._sockets
         assert grown <= KEPT_CONNECTIONS[self.arm.name]
 

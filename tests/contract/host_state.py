@@ -35,6 +35,7 @@ class HostState:
     scratch: list[str]
     """Entries of the temporary folder that are ours or a box's."""
     containers: int
+    """Of this process, without those that its backend holds in reserve."""
 
     def differences(self, other: HostState) -> dict[str, tuple[object, object]]:
         """What is not the same, by field."""
@@ -169,4 +170,11 @@ def _containers(arm: StartedBackend) -> int:
     found = backend._fleet.engine._client.containers(
         all=True, filters={"label": f"agentrl.owner.pid={os.getpid()}"}
     )
-    return len(found)
+    # The reserve is filled when the engine gets to it, which says nothing of what is left behind.
+    reserve = {id(box) for kind in backend._idle._kinds.values() for box in kind.boxes}
+    ready = {
+        f"/{entry.name}"
+        for entry in backend._fleet._containers.values()
+        if entry.box is None or id(entry.box) in reserve
+    }
+    return sum(not ready & set(container["Names"]) for container in found)

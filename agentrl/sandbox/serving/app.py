@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import re
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import PlainTextResponse
+from starlette.requests import ClientDisconnect
 
 from agentrl.errors import AgentRLError, ConfigError, SandboxError, SandboxUnavailable, ToolError
 from agentrl.sandbox.serving import metrics, wire
@@ -21,6 +23,7 @@ from agentrl.sandbox.serving.service import SandboxService
 T = TypeVar("T")
 
 _MAX_JSON_BYTES = 1 << 20
+_WORKER = re.compile(r"[0-9]{1,6}")
 # The first that fits tells the status of the reply, and the word by which clients know the error.
 _REPLIES: list[tuple[type[Exception], int, str]] = [
     (UnknownSandbox, 404, "unknown"),
@@ -60,7 +63,8 @@ def create_app(service: SandboxService, peers: Peers | None = None) -> FastAPI:
             if peers is not None:
                 await peers.close()
 
-    app = FastAPI(title="agentrl sandbox server", lifespan=lifespan)
+    # No pages that describe it: they would be open to callers without the token.
+    app = FastAPI(title="agentrl sandbox server", lifespan=lifespan, openapi_url=None)
     app.include_router(_Endpoints(service, peers).router())
 
     @app.get("/health")
@@ -78,6 +82,7 @@ def create_app(service: SandboxService, peers: Peers | None = None) -> FastAPI:
         assert isinstance(error, _Refused)
         return _error(error.status, "refused", str(error))
 
+    @app.exception_handler(ClientDisconnect)
     @app.exception_handler(_ClientGone)
     async def nobody(_: Request, error: Exception) -> Response:
         return Response(status_code=499)
@@ -114,7 +119,7 @@ class _Endpoints:
             if worker != self._peers.own:
                 return await self._forward(request, worker, body)
         reply = await self._create_for(request, _json_object(body))
-        return JSONResponse(reply, status_code=201)
+        return _json(reply, 201)
 
     async def call(self, request: Request, box_id: str, operation: str) -> Response:
         """One operation on a box: a frame for a frame."""
@@ -168,15 +173,15 @@ class _Endpoints:
                 lost += json.loads(bytes(answer.body))["lost"]
             except PeerLost:
                 lost += own
-        return JSONResponse({"lost": lost})
+        return _json({"lost": lost})
 
     async def report(self) -> Response:
         """How the backend enforces each limit, and what this server allows."""
-        return JSONResponse(self._service.report())
+        return _json(self._service.report())
 
     async def counts(self) -> Response:
         """What this worker alone has counted; the workers ask each other."""
-        return JSONResponse(self._service.snapshot())
+        return _json(self._service.snapshot())
 
     async def metrics(self, request: Request) -> Response:
         """What all workers have counted, for Prometheus."""
@@ -197,7 +202,7 @@ class _Endpoints:
 
     def _worker_of(self, box_id: str) -> int:
         parts = box_id.split("-", 2)
-        if len(parts) != 3 or parts[0] != self._service.node or not parts[1].isdecimal():
+        if len(parts) != 3 or parts[0] != self._service.node or not _WORKER.fullmatch(parts[1]):
             raise UnknownSandbox(
                 "this server never gave out that sandbox: it was restarted, or the request went "
                 "to another node (start each node behind a load balancer with --advertise-url)"
@@ -286,4 +291,9 @@ def _json_object(body: bytes) -> dict[str, Any]:
 
 
 def _error(status: int, kind: str, message: str) -> Response:
-    return JSONResponse({"error": {"type": kind, "message": message}}, status_code=status)
+    return _json({"error": {"type": kind, "message": message}}, status)
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    """Return JSON in ASCII: it can hold every text, half surrogates included."""
+    return Response(json.dumps(value), status_code=status, media_type="application/json")

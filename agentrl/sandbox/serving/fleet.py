@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import ConfigError, SandboxError, SandboxUnavailable
+from agentrl.sandbox.serving.listening import check_port
 from agentrl.sandbox.serving.settings import ServingSettings
 
 _START_S = 60.0
@@ -42,6 +43,7 @@ def bind(host: str, port: int, uds: str | None, *, has_token: bool) -> socket.so
             "`openssl rand -hex 32`"
         )
     try:
+        check_port(port)
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]

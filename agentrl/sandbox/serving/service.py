@@ -145,7 +145,7 @@ class SandboxService:
             return wire.pack({}), "ok"
         timeout_s = self._timeout(request)
         if operation == "run_code":
-            result = await box.run_code(body.decode("utf-8", "surrogatepass"), timeout_s=timeout_s)
+            result = await box.run_code(_code(body), timeout_s=timeout_s)
         elif operation == "run_private":
             result = await box.run_private(_text(request, "source"), body, timeout_s=timeout_s)
         else:
@@ -162,9 +162,16 @@ class SandboxService:
         if type(timeout_s) not in (int, float) or not 0 < timeout_s <= most:
             raise ConfigError(
                 f"timeout_s must be a number of seconds above 0 and at most {most:g}, this "
-                f"server's maximum of wall_s, got {timeout_s!r}"
+                f"server's maximum of wall_s, got {timeout_s!r:.80}"
             )
         return timeout_s
+
+
+def _code(body: bytes) -> str:
+    try:
+        return body.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the code is no UTF-8: {error}") from None
 
 
 def _text(request: dict[str, Any], name: str) -> str:

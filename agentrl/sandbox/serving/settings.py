@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -12,6 +13,10 @@ from agentrl.sandbox.base import SandboxLimits
 from agentrl.sandbox.serving.wire import parse_limits
 
 _LEAST_TOKEN = 16
+_DEFAULT_TOKEN_ENV = "AGENTRL_SANDBOX_TOKEN"
+_URL = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
+_MOST = 1_000_000
+"""Of seconds and of counts: more is a mistake, and more than clocks take."""
 
 
 def _generous() -> SandboxLimits:
@@ -47,18 +52,23 @@ class ServingSettings:
     """How long the body of a request may take to arrive."""
     advertise_url: str | None = None
     """Where clients reach this node for a box that it created; None behind no load balancer."""
-    token_env: str = "AGENTRL_SANDBOX_TOKEN"
+    token_env: str = _DEFAULT_TOKEN_ENV
     """The environment variable that holds the bearer token."""
 
     def __post_init__(self) -> None:
         """Refuse what could not be served; raises :class:`ConfigError`."""
         for name in ("workers", "max_open", "create_timeout_s", "ttl_s", "max_body_mb"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
+            if not 0 < getattr(self, name) <= _MOST:
+                raise ConfigError(
+                    f"{name} must be above 0 and at most {_MOST:,}, got {getattr(self, name)}"
+                )
         if self.max_open < self.workers:
             raise ConfigError(f"max_open ({self.max_open}) must be at least workers")
-        if self.advertise_url and not self.advertise_url.startswith(("http://", "https://")):
-            raise ConfigError(f"advertise_url must be an http(s) URL, got {self.advertise_url!r}")
+        if self.advertise_url and not _URL.fullmatch(self.advertise_url):
+            raise ConfigError(
+                "advertise_url must be http://HOST:PORT or https://HOST:PORT, got "
+                f"{self.advertise_url!r}"
+            )
 
     def dump(self) -> str:
         """Return the settings as JSON."""
@@ -74,9 +84,20 @@ class ServingSettings:
         """Return the bearer token from the environment; None if there is none.
 
         Raises:
-            ConfigError: it is too short to be one.
+            ConfigError: it is too short to be one, or cannot stand in a header; or the variable was
+                named, and holds none.
         """
         token = os.environ.get(self.token_env) or None
+        if token is None and self.token_env != _DEFAULT_TOKEN_ENV:
+            raise ConfigError(
+                f"the environment variable {self.token_env} is not set, or empty; export the token "
+                "there, or leave --token-env out"
+            )
+        if token is not None and not re.fullmatch(r"[!-~]*", token):
+            raise ConfigError(
+                f"the token in {self.token_env} has blanks, line breaks or characters beyond "
+                "ASCII, which no header can carry; use the output of `openssl rand -hex 32`"
+            )
         if token is not None and len(token) < _LEAST_TOKEN:
             raise ConfigError(
                 f"the token in {self.token_env} has {len(token)} characters; use at least "

@@ -7,7 +7,6 @@ travels as it is. Requests and answers of every call on a box are one frame each
 from __future__ import annotations
 
 import json
-import math
 import struct
 from dataclasses import asdict, fields
 from typing import Any
@@ -22,6 +21,7 @@ FORWARDED = "x-agentrl-forwarded"
 
 _PREFIX = struct.Struct("!II")
 _LIMIT_NAMES = tuple(field.name for field in fields(SandboxLimits))
+_TOO_MUCH = 2**63
 _WHOLE = ("memory_mb", "max_processes", "disk_mb", "output_bytes")
 
 
@@ -91,9 +91,12 @@ def parse_limits(given: Any) -> SandboxLimits:
         if name not in _LIMIT_NAMES:
             raise ConfigError(f"unknown limit {name!r}; known: {', '.join(_LIMIT_NAMES)}")
         kinds = (int,) if name in _WHOLE else (int, float)
-        if type(value) not in kinds or not math.isfinite(value) or value <= 0:
+        # Compared, not converted: a whole number can be too large for a float. NaN is refused.
+        if type(value) not in kinds or not 0 < value < _TOO_MUCH:
             kind = "whole number" if name in _WHOLE else "number"
-            raise ConfigError(f"sandbox limit {name} must be a positive {kind}, got {value!r}")
+            raise ConfigError(
+                f"sandbox limit {name} must be a positive {kind} below 2^63, got {value!r:.80}"
+            )
     return SandboxLimits(**given)
 
 

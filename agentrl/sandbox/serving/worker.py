@@ -13,6 +13,7 @@ import uvicorn
 
 from agentrl.errors import AgentRLError
 from agentrl.sandbox.serving.app import create_app
+from agentrl.sandbox.serving.listening import http_protocol
 from agentrl.sandbox.serving.peers import Peers, peer_socket
 from agentrl.sandbox.serving.service import SandboxService
 from agentrl.sandbox.serving.settings import ServingSettings
@@ -38,6 +39,7 @@ async def serve(task: dict) -> None:
     peers = Peers(folder, worker, settings.workers)
     config = uvicorn.Config(
         create_app(service, peers),
+        http=http_protocol(),
         loop="asyncio",
         lifespan="on",
         log_level="warning",

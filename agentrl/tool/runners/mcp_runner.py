@@ -34,7 +34,7 @@ from agentrl.tool.runners.mcp_program import find_program
 from agentrl.tool.runners.mcp_session import McpServer, McpSession
 from agentrl.tool.runners.sharing import SharedSessions
 from agentrl.tool.secrets import read_texts, unset_in
-from agentrl.tool.section import Section
+from agentrl.tool.section import MAX_SECONDS, Section
 
 if TYPE_CHECKING:
     from agentrl.tool.spec import ToolSpec
@@ -130,7 +130,9 @@ class McpRunner:
             url=_url(section),
             headers=_pairs(section, "headers", is_headers=True),
             max_bytes=section.integer("max_bytes", 4_000_000, minimum=1000),
-            start_timeout_s=section.number("start_timeout_s", 30.0, minimum=0.1),
+            start_timeout_s=section.number(
+                "start_timeout_s", 30.0, minimum=0.1, maximum=MAX_SECONDS
+            ),
         )
         return McpTarget(
             command=command,

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import ipaddress
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from agentrl.errors import ConfigError
@@ -69,6 +70,11 @@ def read_tokens(
                 + (f"has {length} characters" if length else "is not set")
                 + f"; give it a token of at least {_MIN_LENGTH} characters, for example the "
                 "output of 'openssl rand -hex 32'"
+            )
+        if not re.fullmatch(r"[!-~]*", environ[name]):
+            raise ConfigError(
+                f"--token-env {name}: the token has blanks, line breaks or characters beyond "
+                "ASCII, which no header can carry; use the output of 'openssl rand -hex 32'"
             )
     if not names and not is_loopback(host):
         raise ConfigError(

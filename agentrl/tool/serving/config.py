@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+
+from agentrl.errors import ConfigError
+
+_MOST = 2**31 - 1
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class ServerLimits:
-    """What callers of a tool server may use, beside the limits of each tool."""
+    """What callers of a tool server may use, beside the limits of each tool.
+
+    Raises:
+        ConfigError: a limit that is not above 0, or is no number.
+    """
 
     max_body_bytes: int = 4 * 2**20
     """Of a request."""
@@ -23,3 +31,12 @@ class ServerLimits:
     """Characters of an answer that are sent, where the tool's limit of tokens allows more."""
     shutdown_timeout_s: float = 15.0
     """Seconds that calls in flight, and then the closing of all sessions, may take at the end."""
+
+    def __post_init__(self) -> None:
+        """Refuse what would let nobody in, or would be no limit."""
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            if not 0 < value <= _MOST:  # so that NaN is refused, too
+                raise ConfigError(
+                    f"{limit.name} must be above 0 and at most {_MOST:,}, got {value!r}"
+                )

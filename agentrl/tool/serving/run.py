@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import uvicorn
 
 from agentrl.errors import ConfigError
+from agentrl.sandbox.serving.listening import check_port, http_protocol
 from agentrl.tool.serving.app import ToolServer
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ def listen(host: str, port: int) -> socket.socket:
     Raises:
         ConfigError: the address cannot be had.
     """
+    check_port(port)
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=2048)
@@ -48,6 +50,7 @@ async def serve(
     """
     config = uvicorn.Config(
         server.app,  # pyright: ignore[reportArgumentType]
+        http=http_protocol(),
         log_level="warning",
         access_log=False,
         lifespan="on",

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import uuid
 
-from agentrl.errors import ConfigError, SandboxError, SandboxUnavailable
+from agentrl.errors import SandboxError, SandboxUnavailable
 from agentrl.sandbox.base import SandboxLimits, SandboxReport
 from agentrl_sandboxes.docker import container, engine
 from agentrl_sandboxes.docker.fleet import Fleet, Recipe
@@ -14,7 +13,7 @@ from agentrl_sandboxes.docker.image import BUILD_HINT, DEFAULT_IMAGE, build_loca
 from agentrl_sandboxes.docker.report import describe
 from agentrl_sandboxes.supervised.box import SupervisedSandbox
 from agentrl_sandboxes.supervised.idle import IdleBoxes
-from agentrl_sandboxes.supervised.limits import check_limits
+from agentrl_sandboxes.supervised.limits import check_counts, check_limits, check_seconds
 
 _CALL_S = 10.0
 
@@ -45,14 +44,9 @@ class DockerBackend:
         ttl_s: float = 3600.0,
         run_id: str = "",
     ) -> None:
-        for name, value in (("create_timeout_s", create_timeout_s), ("ttl_s", ttl_s)):
-            if not (math.isfinite(value) and 0 < value < 1e8):
-                raise ConfigError(f"{name} must be a positive number of seconds, got {value!r}")
-        if idle_boxes < 0 or max_creating < 1:
-            raise ConfigError(
-                "idle_boxes must be at least 0 and max_creating at least 1, got "
-                f"{idle_boxes!r} and {max_creating!r}"
-            )
+        check_seconds(create_timeout_s=create_timeout_s, ttl_s=ttl_s)
+        check_counts(0, idle_boxes=idle_boxes)
+        check_counts(1, max_creating=max_creating)
         self._base_url = base_url
         self._recipe = Recipe(
             image=image,

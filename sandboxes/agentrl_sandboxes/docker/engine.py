@@ -63,7 +63,7 @@ def connect(base_url: str | None, timeout_s: int = _CONNECT_S) -> APIClient:
         return docker.APIClient(
             base_url=address, version="auto", timeout=timeout_s, max_pool_size=_THREADS
         )
-    except (docker.errors.DockerException, OSError) as error:
+    except (docker.errors.DockerException, OSError, ValueError) as error:  # a port out of range
         raise SandboxUnavailable(
             f"no Docker engine answers at {address}: {error}. {_START_HINT}"
         ) from None

@@ -15,7 +15,7 @@ from agentrl_sandboxes.e2b import machine
 from agentrl_sandboxes.e2b.channel import ProcessChannel
 from agentrl_sandboxes.supervised.bootstrap import first_words
 from agentrl_sandboxes.supervised.box import SupervisedSandbox
-from agentrl_sandboxes.supervised.limits import check_limits
+from agentrl_sandboxes.supervised.limits import check_limits, check_seconds
 
 if TYPE_CHECKING:
     from e2b_code_interpreter import AsyncSandbox
@@ -49,6 +49,7 @@ class E2BBackend:
         ttl_s: float = 300.0,
         create_timeout_s: float = 60.0,
     ) -> None:
+        check_seconds(ttl_s=ttl_s, create_timeout_s=create_timeout_s)
         self._api_key = check_reference("api_key", api_key)
         self._template = template
         self._domain = domain

@@ -9,11 +9,11 @@ from collections import defaultdict
 from dataclasses import asdict
 from typing import Any
 
-from agentrl.errors import SandboxError
+from agentrl.errors import ConfigError, SandboxError
 from agentrl.sandbox.base import SandboxLimits, SandboxReport
 from agentrl_sandboxes.http.box import HttpSandbox
 from agentrl_sandboxes.http.connection import Connection, NotConnected
-from agentrl_sandboxes.supervised.limits import check_limits
+from agentrl_sandboxes.supervised.limits import check_limits, check_seconds
 
 _SHORT_S = 15.0
 _FIRST_PAUSE_S = 0.1
@@ -33,6 +33,7 @@ class HttpBackend:
     def __init__(
         self, url: str, *, token: str | None = None, create_timeout_s: float = 30.0
     ) -> None:
+        check_seconds(create_timeout_s=create_timeout_s)
         self._main = Connection(url, token)
         self._token = token
         self._create_timeout_s = create_timeout_s
@@ -86,7 +87,10 @@ class HttpBackend:
             raise SandboxError(f"{self._main.url} created no sandbox: {reply!r:.200}") from None
         for sentence in lowered:
             self._tell_once(sentence)
-        node = self._main if url is None else self._node(str(url))
+        try:
+            node = self._main if url is None else self._node(str(url))
+        except ConfigError:
+            raise SandboxError(f"{self._main.url} named a node by {url!r:.200}") from None
         box = HttpSandbox(node, box_id, effective, forget=lambda: self._boxes.pop(box_id, None))
         self._boxes[box_id] = box
         return box

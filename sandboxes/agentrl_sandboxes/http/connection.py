@@ -21,6 +21,20 @@ _UNIX = "unix://"
 _ERRORS: dict[str, type[AgentRLError]] = {"tool": ToolError, "config": ConfigError}
 
 
+def _check_url(url: str) -> None:
+    try:
+        parsed = httpx.URL(url) if url.isprintable() and " " not in url else httpx.URL()
+    except (httpx.InvalidURL, UnicodeError):
+        parsed = httpx.URL()
+    is_place = parsed.scheme in ("http", "https") and parsed.host and (parsed.port or 1) < 2**16
+    if not is_place or parsed.userinfo or parsed.query or parsed.fragment:
+        shown = "one with a user name in it (not shown)" if "@" in url else f"{url!r:.200}"
+        raise ConfigError(
+            "sandbox.kwargs.url must be http://HOST:PORT, https://... or unix:///PATH, without "
+            f"user name and query, got {shown}"
+        )
+
+
 class NotConnected(SandboxError):
     """The server could not be reached at all: it has not seen the request."""
 
@@ -39,8 +53,8 @@ class Connection:
 
     def __init__(self, url: str, token: str | None) -> None:
         uds = url.removeprefix(_UNIX) if url.startswith(_UNIX) else None
-        if uds is None and not url.startswith(("http://", "https://")):
-            raise ConfigError(f"url must begin with http://, https:// or unix://, got {url!r}")
+        if uds is None:
+            _check_url(url)
         self.url = url
         self._token = None if token is None else check_reference("token", token)
         limits = httpx.Limits(max_connections=0, keepalive_expiry=_IDLE_S)  # 0 means no limit

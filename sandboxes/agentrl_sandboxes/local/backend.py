@@ -16,10 +16,11 @@ from agentrl_sandboxes.local.launcher import ZygoteProcess, find_bwrap, find_pyt
 from agentrl_sandboxes.supervised.box import SupervisedSandbox
 from agentrl_sandboxes.supervised.channel import SocketChannel
 from agentrl_sandboxes.supervised.idle import IdleBoxes
-from agentrl_sandboxes.supervised.limits import check_limits
+from agentrl_sandboxes.supervised.limits import check_counts, check_limits
 
 _START_S = 20.0
 _CREATE_S = 10.0
+_LEAST_TOTAL_MB = 64
 _MAX_TASKS = 16_384
 # Beside the memory of its programs, a group counts files (twice the disk) and our own processes.
 _OWN_MEMORY_MB = 32
@@ -39,8 +40,12 @@ class LocalBackend:
     """
 
     def __init__(self, *, idle_boxes: int = 4, total_memory_mb: int | None = None) -> None:
+        check_counts(0, idle_boxes=idle_boxes)
+        if total_memory_mb is not None:
+            check_counts(_LEAST_TOTAL_MB, total_memory_mb=total_memory_mb)
         machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        self._total_bytes = (total_memory_mb << 20) if total_memory_mb else machine_bytes // 2
+        half = machine_bytes // 2
+        self._total_bytes = half if total_memory_mb is None else total_memory_mb << 20
         self._idle = IdleBoxes(self._open_ahead, idle_boxes)
         self._zygote: ZygoteProcess | None = None
         self._group: BoxesGroup | None = None

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from agentrl.errors import InfrastructureError, ToolError
-from agentrl.net.client import Answer, NoAnswer, SharedClient, fetch, make_client
+from agentrl.net.client import Answer, NoAnswer, SharedClient, Unreadable, fetch, make_client
 from agentrl.net.guard import Guard
 from agentrl.tool.base import ToolContext
 from agentrl_tools.http_fetch.address import Prefix, check_address
@@ -104,12 +104,14 @@ class HttpFetch:
             except NoAnswer:
                 # Which page is slow is the model's choice: no way out of its group's baseline.
                 raise ToolError(f"no answer within {self._wall_s:g} s; try another page") from None
+            except Unreadable as error:
+                raise ToolError(f"{error}; try another page") from None
             location = answer.headers.get("location")
             if not (300 <= answer.status < 400 and location):
                 return answer
             try:
                 url = str(target.join(location))
-            except httpx.InvalidURL:
+            except (httpx.InvalidURL, UnicodeError):
                 raise ToolError(f"{url[:100]!r} redirects to something that is no URL") from None
         raise ToolError(f"more than {_MAX_REDIRECTS} redirects; give the address of the page")
 
