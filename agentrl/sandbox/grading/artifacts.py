@@ -14,12 +14,13 @@ import fnmatch
 import json
 import re
 import secrets
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-from agentrl.errors import RewardError, SandboxError
+from agentrl.errors import RewardError, SandboxError, ToolError
 from agentrl.finite import check_reward
 from agentrl.sandbox.base import ExecResult, Sandbox, SandboxProvider, SandboxStatus
 
@@ -28,7 +29,8 @@ HOOKS = (
     "pytest.ini", "tox.ini", "setup.cfg", ".coveragerc", "noxfile.py", ".git",
 )  # fmt: skip
 """Names that change how a project's tests run, rather than what it does: never collected."""
-_NAME = re.compile(r"[^\x00-\x1f\x7f]{1,4096}")
+_NAME = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{1,4096}")
+_MAX_REPORT_LINES = 10_000
 
 _COLLECTOR = """
 import sys
@@ -119,6 +121,20 @@ class Verdict:
     """See :data:`~agentrl.sandbox.grading.tampering.TAMPERING`."""
 
 
+def check_source(source: str, what: str) -> None:
+    """Raise :class:`RewardError` where trusted source is no Python: it would fail every solution.
+
+    Args:
+        what: the source is, for the message.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)
+            compile(source, "<grading>", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise RewardError(f"{what} is no Python program: {error}") from error
+
+
 async def collect(
     sandbox: Sandbox, patterns: Sequence[str], *, limits: ArtifactLimits | None = None
 ) -> dict[str, bytes]:
@@ -146,7 +162,7 @@ async def collect(
     if result.status is SandboxStatus.INFRA_ERROR:
         raise SandboxError(f"the artifacts could not be collected: {result.error}")
     files: dict[str, bytes] = {}
-    for line in result.private.splitlines():
+    for line in _lines(result.private, limits.max_files * 16 + 1):
         found = _file(line, limits)
         if found is not None and _is_wanted(found[0], patterns):
             files.setdefault(*found)
@@ -187,23 +203,50 @@ async def grade_artifacts(
 
     Raises:
         SandboxError: infrastructure failed; nothing is known about the artifacts.
-        RewardError: the grader is no Python, or reported outside of the range.
+        RewardError: the grader is no Python, a file of its own cannot be written, or it reported
+            outside of the range.
     """
-    try:
-        compile(grader, "grader.py", "exec")
-    except (SyntaxError, ValueError) as error:
-        raise RewardError(f"the grader is no Python program: {error}") from error
+    check_source(grader, "the grader")
     nonce = secrets.token_hex(16)
     sandbox = await sandboxes.acquire()
     try:
-        kept = {path: data for path, data in artifacts.items() if _is_plain(path)}
-        for path, data in {**kept, **(tests or {})}.items():
-            await sandbox.write(path, data)
+        try:
+            for path, data in _beside(artifacts, tests or {}).items():
+                await sandbox.write(path, data)
+        except ToolError as error:  # the artifacts' fault: they must not leave their baseline by it
+            return Verdict(
+                score=low,
+                error=f"the artifacts cannot be written: {error}"[:300],
+                tampering=("broke_grader",),
+            )
+        try:
+            for path, data in (tests or {}).items():
+                await sandbox.write(path, data)
+        except ToolError as error:
+            raise RewardError(f"a file of the grader's cannot be written: {error}") from error
         payload = json.dumps({"nonce": nonce, "grader": grader}).encode()
         result = await sandbox.run_private(_GRADER, payload, timeout_s=timeout_s)
     finally:
         await sandbox.close()
     return _verdict(result, nonce, low=low, high=high)
+
+
+def _beside(artifacts: Mapping[str, bytes], tests: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return the artifacts that take no place of the grader's: no file where it has a folder."""
+    own = {str(PurePosixPath(path)) for path in tests}
+    folders = {str(folder) for path in own for folder in PurePosixPath(path).parents}
+    return {
+        path: data
+        for path, data in artifacts.items()
+        if _is_plain(path)
+        and path not in own | folders
+        and own.isdisjoint(map(str, PurePosixPath(path).parents))
+    }
+
+
+def _lines(private: bytes, most: int) -> list[bytes]:
+    """Return at most so many lines: a box that lies must not cost the event loop seconds."""
+    return [line for line in private.split(b"\n", most)[:most] if line]
 
 
 def _verdict(result: ExecResult, nonce: str, *, low: float, high: float) -> Verdict:
@@ -230,7 +273,7 @@ def _reports(private: bytes, nonce: str) -> tuple[list[dict[str, Any]], bool]:
     """Return the valid reports, and whether something else was written beside them."""
     reports: list[dict[str, Any]] = []
     forged = False
-    for line in private.splitlines():
+    for line in _lines(private, _MAX_REPORT_LINES):
         try:
             said = json.loads(line)
             known = secrets.compare_digest(str(said["nonce"]), nonce)
@@ -261,6 +304,7 @@ def _is_plain(path: str) -> bool:
     return (
         bool(parts)
         and _NAME.fullmatch(path) is not None
+        and str(PurePosixPath(path)) == path
         and "\\" not in path
         and not path.startswith(("/", "~"))
         and not {"..", "."} & set(parts)

@@ -22,6 +22,7 @@ from typing import Any
 from agentrl.errors import RewardError, SandboxError
 from agentrl.sandbox import values
 from agentrl.sandbox.base import ExecResult, Sandbox, SandboxProvider, SandboxStatus
+from agentrl.sandbox.grading.artifacts import check_source
 from agentrl.sandbox.grading.calls import MAX_ANSWER_BYTES, CallOutcome, parse_answer
 
 MAX_CALLS = 512
@@ -157,8 +158,10 @@ async def check_program(
 
     Raises:
         SandboxError: infrastructure failed; nothing is known about the solution.
-        RewardError: the tests themselves cannot be run like this.
+        RewardError: the tests themselves cannot be run like this, or are no Python.
     """
+    check_source(tests, "the test program")
+    check_source(preamble, "the preamble of the tests")
     tester = await sandboxes.acquire()
     try:
         box = await sandboxes.acquire()

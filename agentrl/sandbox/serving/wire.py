@@ -74,7 +74,7 @@ def unpack_result(raw: bytes) -> ExecResult:
     numbers = (result.truncated_bytes, result.duration_s, result.exit_code or 0)
     if not all(isinstance(text, str) for text in texts):
         raise WireError("a result with an output that is no text")
-    if not all(isinstance(number, (int, float)) for number in numbers):
+    if not all(type(n) in (int, float) and -_TOO_MUCH < n < _TOO_MUCH for n in numbers):
         raise WireError("a result with a number that is none")
     return result
 

@@ -68,7 +68,8 @@ class HttpBackend:
                 warnings=tuple(told["warnings"]),
             )
             self._ttl_s = float(found["ttl_s"])
-        except (KeyError, TypeError, ValueError, AttributeError):
+            check_seconds(ttl_s=self._ttl_s)  # leases are renewed three times in it
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, ConfigError):
             raise SandboxError(
                 f"what answers at {self._main.url} is no sandbox server of this version"
             ) from None

@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 
 from agentrl.errors import ToolError
-from agentrl.net.client import Answer, NoAnswer, SharedClient, Unreachable, fetch, make_client
+from agentrl.net.client import (
+    Answer,
+    NoAnswer,
+    SharedClient,
+    Unreachable,
+    Unreadable,
+    fetch,
+    make_client,
+)
 from agentrl.net.guard import Forbidden, Guard
 from agentrl.net.transport import _GuardedResolver
 
@@ -306,3 +314,32 @@ def test_a_shared_client_lives_as_long_as_somebody_holds_it():
     asyncio.run(hold())
     asyncio.run(hold())
     assert len(made) == 2
+
+
+@pytest.mark.parametrize("host", ["xn--", "a..b", "a" * 300 + ".com"])
+def test_a_host_that_is_no_name_is_the_callers_mistake(host: str):
+    async def run() -> None:
+        client = make_client(Guard())
+        try:
+            await fetch(client, "GET", f"http://{host}/", timeout_s=5, max_bytes=10)
+        finally:
+            await client.aclose()
+
+    with pytest.raises(ToolError, match="cannot be read"):
+        asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"hello",
+        respond("200 OK", "X: " + "a" * 100_000),
+        respond("200 OK", "Content-Encoding: br", body=b"abcd"),
+        respond("200 OK", "Content-Encoding: gzip", body=b"abcd"),
+        respond("200 OK", "Content-Length: -1", length=False),
+        respond("302 Found", "Location: http://[::1"),
+    ],
+)
+def test_what_cannot_be_read_is_told_apart_from_what_is_away(answer: bytes):
+    with pytest.raises(Unreadable):
+        asked({"/": answer}, "/")

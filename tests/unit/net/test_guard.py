@@ -177,3 +177,11 @@ def test_no_text_breaks_the_guard(text: str):
     for url in (text, f"http://{text}", f"http://example.com{text}"):
         with contextlib.suppress(Forbidden):
             PUBLIC.check_url(url)
+
+
+@pytest.mark.parametrize("host", ["fec0::1", "5f00::1", "4000::1", "::7f00:1", "::ffff:0:7f00:1"])
+def test_of_ipv6_only_what_is_given_out_to_the_internet_is_public(host: str):
+    with pytest.raises(Forbidden):
+        PUBLIC.check_url(f"http://[{host}]/")
+    with pytest.raises(Forbidden):
+        PUBLIC.check_connection(host)

@@ -110,3 +110,44 @@ def test_a_schema_that_cannot_mean_anything_is_refused_with_its_place(
     assert problem is not None
     assert what in problem.problem
     assert ".".join(map(str, problem.path)) == path
+
+
+BROKEN = {
+    "remote": {"$ref": "http://127.0.0.1:1/x"},
+    "missing": {"$ref": "#/$defs/none"},
+    "pattern": {"type": "string", "pattern": "("},
+    "patternProperties": {"type": "object", "patternProperties": {"a": STRING}},
+    "$dynamicRef": {"$dynamicRef": "#a"},
+    "$id": {"$id": "http://example.com/other", "type": "string"},
+}
+PLACES: dict[str, Any] = {
+    "prefixItems": lambda inner: {"type": "array", "prefixItems": [STRING, inner]},
+    "unevaluatedItems": lambda inner: {"type": "array", "unevaluatedItems": inner},
+    "unevaluatedProperties": lambda inner: {"type": "object", "unevaluatedProperties": inner},
+    "dependentSchemas": lambda inner: {"type": "object", "dependentSchemas": {"b": inner}},
+    "$defs": lambda inner: {"type": "object", "$defs": {"b": inner}},
+    "contains": lambda inner: {"type": "array", "contains": inner},
+    "not": lambda inner: {"type": "string", "not": inner},
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+@pytest.mark.parametrize("place", PLACES)
+def test_what_would_fail_at_a_call_is_refused_wherever_it_stands(kind: str, place: str):
+    schema = {"type": "object", "properties": {"a": PLACES[place](BROKEN[kind])}}
+    problem = parameters_problem(schema)
+    assert problem is not None
+    assert problem.path[:3] == ("properties", "a", place)
+
+
+def test_a_loop_through_dependent_schemas_is_refused():
+    node = {"type": "object", "dependentSchemas": {"b": {"$ref": "#/$defs/n"}}}
+    schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/n"}}, "$defs": {"n": node}}
+    problem = parameters_problem(schema)
+    assert problem is not None and "leads back to itself" in problem.problem
+
+
+def test_a_pattern_too_deep_to_compile_is_refused():
+    deep = "(" * 2000 + "a" + ")" * 2000
+    problem = parameters_problem(obj(properties={"a": {"type": "string", "pattern": deep}}))
+    assert problem is not None and "too deeply" in problem.problem

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from agentrl.tool.schema import ArgumentValidator
 
 STRING = {"type": "string"}
@@ -29,3 +31,38 @@ def test_a_pattern_that_takes_for_ever_costs_a_moment():
     assert validator.problem({"a": "aaaa"}) is None
     assert "match" in (validator.problem({"a": "b"}) or "")
     assert "'a'" in (validator.problem({"a": "a" * 60 + "!"}) or "")
+
+
+def chain(num_levels: int) -> dict[str, Any]:
+    value: dict[str, Any] = {"next": 5}
+    for _ in range(num_levels):
+        value = {"next": value}
+    return value
+
+
+@pytest.mark.timeout(20)  # two ways at each level would be 2^30
+def test_a_recursive_schema_with_a_choice_is_no_way_to_hold_up_the_loop():
+    branch = {"anyOf": [{"$ref": "#/$defs/n"}, {"$ref": "#/$defs/n"}]}
+    node = {"type": "object", "properties": {"next": branch}}
+    validator = ArgumentValidator(
+        obj(properties={"a": {"$ref": "#/$defs/n"}}, **{"$defs": {"n": node}})
+    )
+    assert "too long or nested too deeply" in (validator.problem({"a": chain(30)}) or "")
+    assert validator.problem({"a": {"next": {}}}) is None  # and the next call is checked as ever
+
+
+def test_arguments_too_deep_for_the_stack_are_a_mistake_of_the_callers():
+    node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/n"}}}
+    validator = ArgumentValidator(
+        obj(properties={"a": {"$ref": "#/$defs/n"}}, **{"$defs": {"n": node}})
+    )
+    assert "too deeply" in (validator.problem({"a": chain(900)}) or "")
+
+
+@pytest.mark.timeout(20)  # pair by pair it would be half a thousand million comparisons
+def test_unique_items_are_compared_in_linear_time_and_by_value():
+    validator = ArgumentValidator(obj(properties={"a": {"type": "array", "uniqueItems": True}}))
+    assert validator.problem({"a": [{"k": [i]} for i in range(30_000)]}) is None
+    assert validator.problem({"a": [1, True, "1", [1], {"k": 1}, None, False, 0]}) is None
+    for same in ([1, 1.0], [{"a": 1, "b": 2}, {"b": 2, "a": 1.0}], [[0], [0]]):
+        assert "unique" in (validator.problem({"a": same}) or "")

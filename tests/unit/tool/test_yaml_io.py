@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -114,3 +116,43 @@ def test_a_mangled_file_is_read_or_refused_with_its_place(
         load_specs(path)
     except ToolSpecError as error:
         assert re.match(rf"{re.escape(str(path))}:[1-9][0-9]*:[1-9][0-9]*: .", str(error))
+
+
+def put_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+@pytest.mark.timeout(10)  # opening a pipe waits for somebody who writes
+@pytest.mark.parametrize(
+    ("put", "said"),
+    [
+        (put_pipe, "no plain file"),
+        (lambda path: path.mkdir(), "is a folder"),
+        (lambda path: path.symlink_to("/dev/zero"), "no plain file"),
+        (lambda path: path.symlink_to(path), "no path of a file"),
+        (lambda path: None, "cannot be read: No such file"),
+    ],
+)
+def test_what_is_no_file_is_told_and_never_waited_for(
+    tmp_path: Path, put: Callable[[Path], object], said: str
+):
+    put(tmp_path / "tool.yaml")
+    with pytest.raises(ToolSpecError, match=said):
+        load_specs(tmp_path / "tool.yaml")
+
+
+@pytest.mark.parametrize("path", ["a\0b.yaml", "~nosuchuser/a.yaml", "a" * 5000 + ".yaml"])
+def test_a_path_that_is_none_is_told_in_a_few_words(path: str):
+    with pytest.raises(ToolSpecError) as caught:
+        load_specs(Path(path))
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("key", ["name", "python", "description"])
+def test_a_message_does_not_repeat_a_long_value(tmp_path: Path, key: str):
+    values = {"name": "a", "description": "b", "python": "./a.py:A", key: "x" * 100_000}
+    path = tmp_path / "tool.yaml"
+    path.write_text(json.dumps(values | {"parameters": 5}))
+    with pytest.raises(ToolSpecError) as caught:
+        load_specs(path)
+    assert len(str(caught.value)) < 2000

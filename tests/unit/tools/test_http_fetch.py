@@ -45,15 +45,23 @@ class Site(BaseHTTPRequestHandler):
             self.answer(200, "", kind="text/html")
         elif name == "slow":
             self.go_on.wait(20)
+        elif name == "packed":
+            self.answer(200, "abcd", encoding="br")
+        elif name == "bad_way":
+            self.answer(302, "", location="http://[::1")
         elif name == "gone":
             self.connection.shutdown(socket.SHUT_RDWR)
         else:
             self.answer(404, "no")
 
-    def answer(self, status: int, text: str, *, kind: str = "", location: str = "") -> None:
+    def answer(
+        self, status: int, text: str, *, kind: str = "", location: str = "", encoding: str = ""
+    ) -> None:
         self.send_response(status)
         self.send_header("Content-Type", kind or "text/plain")
         self.send_header("Content-Length", str(len(text.encode())))
+        if encoding:
+            self.send_header("Content-Encoding", encoding)
         if location:
             self.send_header("Location", location)
         self.end_headers()
@@ -130,6 +138,8 @@ def test_a_redirect_inside_is_followed(site: Served):
         ("missing", "answered 404 Not Found"),
         ("image", "no text but 'image/png'"),
         ("slow", "no answer within 0.5 s"),
+        ("packed", "answered badly"),
+        ("bad_way", "try another page"),
         ("to/to/to/to/to/to/page", "more than 5 redirects"),
     ],
 )

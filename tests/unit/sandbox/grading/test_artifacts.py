@@ -6,13 +6,14 @@ import asyncio
 import base64
 import json
 from collections.abc import Callable
+from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.errors import RewardError, SandboxError
+from agentrl.errors import RewardError, SandboxError, ToolError
 from agentrl.sandbox.base import ExecResult, SandboxLimits, SandboxStatus
 from agentrl.sandbox.grading import ArtifactLimits, Verdict, collect, grade_artifacts
 
@@ -168,3 +169,52 @@ def test_nothing_is_taken_where_a_limit_cut_it() -> None:
 def test_any_words_of_a_box_are_read_without_an_error(words: bytes) -> None:
     assert isinstance(collected(words, END), dict)
     assert grade(lambda job: said(words)).score == 0.0
+
+
+class Disk(PrivateBox):
+    """Has files and folders, and refuses one in the place of the other."""
+
+    async def write(self, path: str, data: bytes) -> None:
+        folders = {str(folder) for known in self.written for folder in PurePosixPath(known).parents}
+        if path in folders or any(str(p) in self.written for p in PurePosixPath(path).parents):
+            raise ToolError(f"{path!r}: Is a directory")
+        await super().write(path, data)
+
+
+def graded_on(disk: Disk, **files: dict[str, bytes]) -> Verdict:
+    return asyncio.run(grade_artifacts(disk, grader="report(1)", timeout_s=1.0, **files))
+
+
+@pytest.mark.parametrize(
+    "path", ["cases.json/a.py", "cases.json", "lib", "lib/t.py/x", "lib//t.py"]
+)
+def test_no_artifact_takes_the_place_of_a_file_or_folder_of_the_graders(path: str) -> None:
+    disk = Disk(lambda job: said(report(job, 1.0)))
+    tests = {"cases.json": b"own", "lib/t.py": b"own"}
+    assert graded_on(disk, artifacts={path: b"theirs", "a.py": b"x"}, tests=tests).score == 1.0
+    assert disk.written == {"a.py": b"x", **tests}
+
+
+def test_artifacts_that_cannot_be_written_score_the_least_and_stay_in_the_baseline() -> None:
+    disk = Disk(lambda job: said(report(job, 1.0)))
+    verdict = graded_on(disk, artifacts={"a": b"1", "a/b": b"2"})
+    assert (verdict.score, verdict.tampering) == (0.0, ("broke_grader",))
+    assert "cannot be written" in (verdict.error or "")
+
+
+def test_a_file_of_the_graders_own_that_cannot_be_written_is_the_authors_fault() -> None:
+    disk = Disk(lambda job: said(report(job, 1.0)))
+    with pytest.raises(RewardError, match="cannot be written"):
+        graded_on(disk, artifacts={}, tests={"a": b"1", "a/b": b"2"})
+
+
+@pytest.mark.parametrize("path", ["a\udcff.py", "a//b", "./a", "a/./b", "a/"])
+def test_only_one_spelling_of_a_path_is_taken(path: str) -> None:
+    assert collected(file(path), file("ok"), END) == {"ok": b"x"}
+
+
+def test_a_flood_of_lines_is_not_read_to_its_end() -> None:
+    flood = [{"score": 1.0}] * 10_001
+    verdict = grade(lambda job: said(*flood, report(job, 1.0)))
+    assert (verdict.score, verdict.tampering) == (0.0, ("forged_report", "broke_grader"))
+    assert collected(*([1] * 100), file("late"), END, max_files=1) == {}

@@ -13,6 +13,7 @@ import pytest
 from agentrl.errors import RewardError, SandboxError
 from agentrl.sandbox.base import ExecResult, SandboxLimits, SandboxStatus
 from agentrl.sandbox.grading import ProgramVerdict, check_program
+from agentrl.testing import FakeSandboxes
 
 OK = SandboxStatus.OK
 
@@ -173,3 +174,10 @@ def test_tests_that_swallow_everything_still_wait_for_the_answer() -> None:
         "        value = 4\n    assert value == 4\n    c(3)"
     )
     assert check(DOUBLES, tests) == ProgramVerdict(passed=True, num_calls=2)
+
+
+@pytest.mark.parametrize("wrong", [{"tests": "("}, {"tests": "a\0"}, {"preamble": "def"}])
+def test_tests_that_are_no_python_are_the_authors_fault_and_need_no_sandbox(wrong: dict[str, str]):
+    options: Any = {"source": "", "entry_point": "f", "tests": "", "timeout_s": 1.0, **wrong}
+    with pytest.raises(RewardError, match="no Python program"):
+        asyncio.run(check_program(FakeSandboxes(), **options))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 
 import httpx
 import pytest
 
-from agentrl.errors import SandboxError, ToolError
+from agentrl.errors import ConfigError, SandboxError, ToolError
 from agentrl.sandbox.base import ExecResult, SandboxLimits, SandboxReport, SandboxStatus
 from agentrl.sandbox.registry import sandbox_registry
 from agentrl.sandbox.serving import wire
@@ -180,3 +181,79 @@ def test_metrics_count_calls_by_their_outcome(monkeypatch):
         assert len(families) == len(set(families))
 
     served(scenario, monkeypatch)
+
+
+HUGE = "9" * 400
+
+
+@pytest.mark.parametrize(
+    "limit", [f'{{"memory_mb": {HUGE}}}', f'{{"wall_s": {HUGE}}}', '{"wall_s": NaN}']
+)
+def test_numbers_beyond_all_measure_are_refused(monkeypatch, limit):
+    async def scenario(client: httpx.AsyncClient, service: SandboxService) -> None:
+        answer = await client.post("/v1/sandboxes", content=f'{{"limits": {limit}}}')
+        assert answer.status_code == 400 and len(answer.text) < 400
+
+    served(scenario, monkeypatch)
+
+
+def test_code_that_is_no_text_is_refused(monkeypatch):
+    async def scenario(client: httpx.AsyncClient, service: SandboxService) -> None:
+        created = await open_box(client)
+        url = f"/v1/sandboxes/{created['id']}/run_code"
+        answer = await client.post(url, content=wire.pack({}, b"\xff\xfe"))
+        assert answer.status_code == 400 and "UTF-8" in answer.text
+
+    served(scenario, monkeypatch)
+
+
+@pytest.mark.parametrize("worker", ["9" * 5000, "-1", "", "1.0"])
+def test_an_id_of_no_worker_is_unknown(monkeypatch, worker):
+    async def scenario(client: httpx.AsyncClient, service: SandboxService) -> None:
+        box_id = f"{service.node}-{worker}-x"
+        answer = await client.post(f"/v1/sandboxes/{box_id}/run_code", content=frame("1"))
+        assert answer.status_code == 404
+        assert (await client.delete(f"/v1/sandboxes/{box_id}")).status_code == 204
+        body = json.dumps({"ids": [box_id, f"{service.node}-0-\ud800"]})  # half a surrogate
+        answer = await client.post("/v1/keepalive", content=body)
+        assert len(answer.json()["lost"]) == 2
+
+    served(scenario, monkeypatch)
+
+
+@pytest.mark.parametrize("path", ["/docs", "/redoc", "/openapi.json"])
+def test_nothing_but_health_is_open_to_callers_without_the_token(monkeypatch, path):
+    async def scenario(client: httpx.AsyncClient, service: SandboxService) -> None:
+        assert (await client.get(path)).status_code == 404
+
+    served(scenario, monkeypatch, token=None)
+
+
+@pytest.mark.parametrize("token", [TOKEN + "\n", TOKEN + " x", "é" * 20])
+def test_a_token_that_no_header_can_carry_is_refused_at_the_start(monkeypatch, token):
+    monkeypatch.setenv("SERVING_TOKEN", token)
+    with pytest.raises(ConfigError, match="no header can carry"):
+        ServingSettings(token_env="SERVING_TOKEN").token()
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_a_token_that_was_named_has_to_be_there(monkeypatch, value):
+    monkeypatch.delenv("SERVING_TOKEN", raising=False)
+    if value is not None:
+        monkeypatch.setenv("SERVING_TOKEN", value)
+    with pytest.raises(ConfigError, match="SERVING_TOKEN is not set"):
+        ServingSettings(token_env="SERVING_TOKEN").token()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ttl_s": float("inf")},
+        {"ttl_s": float("nan")},
+        {"workers": 0},
+        {"advertise_url": "http://"},
+    ],
+)
+def test_settings_that_cannot_be_served_are_refused(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        ServingSettings(**wrong)

@@ -203,3 +203,46 @@ def test_a_token_that_is_not_set_or_wrong_says_what_to_do(monkeypatch):
 def test_an_address_of_another_kind_is_refused(url):
     with pytest.raises(ConfigError, match="unix://"):
         HttpBackend(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ftp://x",
+        "http://",
+        "http://[::1",
+        "http://a b",
+        "http://h:99999",
+        "http://h/?q=1",
+        "h:80",
+        "",
+    ],
+)
+def test_a_url_that_leads_nowhere_is_refused_at_once(url: str):
+    with pytest.raises(ConfigError, match=r"sandbox\.kwargs\.url"):
+        HttpBackend(url)
+
+
+def test_a_password_in_a_url_is_refused_and_not_shown():
+    with pytest.raises(ConfigError, match="not shown") as caught:
+        HttpBackend("http://user:geheim@127.0.0.1:1")
+    assert "geheim" not in str(caught.value)
+
+
+@pytest.mark.parametrize("ttl_s", [0, -1, 1e300, "soon", None])
+def test_a_lease_that_could_not_be_renewed_is_refused(ttl_s: Any):
+    async def scenario(backend: HttpBackend, server: JsonServer) -> None:
+        with pytest.raises(SandboxError, match="no sandbox server"):
+            await backend.start()
+
+    against({"GET /v1/report": says(200, {**REPORT, "ttl_s": ttl_s})}, scenario)
+
+
+def test_a_node_that_a_server_names_wrongly_is_its_failure_not_the_users():
+    async def scenario(backend: HttpBackend, server: JsonServer) -> None:
+        await backend.start()
+        with pytest.raises(SandboxError, match="named a node"):
+            await backend.create(SandboxLimits())
+
+    created = says(201, {**CREATED, "url": "http://"})
+    against({"GET /v1/report": says(200, REPORT), "POST /v1/sandboxes": created}, scenario)

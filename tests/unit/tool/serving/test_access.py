@@ -6,6 +6,7 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.tool.serving.access import ANYONE, Tokens, is_loopback, read_tokens
+from agentrl.tool.serving.config import ServerLimits
 
 FIRST, SECOND = "a" * 32, "b" * 32
 
@@ -47,3 +48,18 @@ def test_a_token_that_is_no_secret_is_refused_without_being_shown(value: str | N
     with pytest.raises(ConfigError, match="TOOLS_TOKEN") as caught:
         read_tokens(("TOOLS_TOKEN",), host="127.0.0.1", environ=environ)
     assert "short" not in str(caught.value).replace("too short", "")
+
+
+@pytest.mark.parametrize("token", ["a" * 32 + "\n", "a b" * 10, "é" * 32, "a" * 32 + "\0"])
+def test_a_token_that_no_header_can_carry_is_refused_at_the_start(token: str):
+    with pytest.raises(ConfigError, match="no header can carry"):
+        read_tokens(("T",), host="127.0.0.1", environ={"T": token})
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    "name", ["max_sessions", "session_ttl_s", "max_requests", "max_body_bytes"]
+)
+def test_a_limit_that_lets_nobody_in_or_is_none_is_refused(name: str, value: float):
+    with pytest.raises(ConfigError, match=f"{name} must be above 0"):
+        ServerLimits(**{name: value})  # pyright: ignore[reportArgumentType]
