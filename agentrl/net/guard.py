@@ -17,6 +17,7 @@ from agentrl.errors import ConfigError, ToolError
 if TYPE_CHECKING:
     import httpx
 
+_MAX_NAME = 253
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _PUBLIC_PORTS = (80, 443, 8080, 8443)
 _IPv4, _IPv6 = ipaddress.IPv4Address, ipaddress.IPv6Address
@@ -71,7 +72,10 @@ class HostRule:
                 f"{text!r} is no host; write 'api.example.com', 'api.example.com:8443' or "
                 "'*.example.com'"
             )
-        return cls((match.group(1) or "") + _normal(match.group(2)), port)
+        host = _name(match.group(2))
+        if host is None:
+            raise ConfigError(f"{text[:80]!r} is no host: no name server knows such a name")
+        return cls((match.group(1) or "") + host, port)
 
     def matches(self, host: str, port: int, scheme: str) -> bool:
         """Return whether a normalised host and a port fall under it."""
@@ -196,6 +200,21 @@ def _normal(host: str) -> str:
     import httpx
 
     return httpx.URL(scheme="http", host=host).raw_host.decode("ascii").lower()
+
+
+def _name(text: str) -> str | None:
+    """Return a host as :func:`_normal` does; None for what is no address and no name of DNS."""
+    import httpx
+
+    try:
+        host = _normal(text)
+        if _literal(host) is not None:
+            return host
+        httpx.URL(f"http://{host}/").host.encode("idna")  # refuses labels that decode to nothing
+    except (httpx.InvalidURL, UnicodeError):
+        return None
+    fits = len(host) <= _MAX_NAME and all(0 < len(label) <= 63 for label in host.split("."))
+    return host if fits else None
 
 
 def _literal(text: str) -> Address | None:

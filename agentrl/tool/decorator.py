@@ -88,6 +88,9 @@ def tool(
                 f"{where}: marks functions; for a class with open, call and close write a YAML "
                 "spec with python:"
             )
+        _check_options(
+            where, name=name, description=description, limits=limits, idempotent=idempotent
+        )
         text, notes = read_docstring(inspect.getdoc(function) or "")
         found = _parameters(function, notes, where)
         declared = _Declared(
@@ -210,6 +213,21 @@ def _schema(found: dict[str, Described], function: Any) -> dict[str, Any]:
         "properties": {name: described.schema for name, described in found.items()},
         "required": [p.name for p in parameters if p.default is p.empty],
     }
+
+
+_OPTION_TYPES: dict[str, type] = {
+    "name": str,
+    "description": str,
+    "limits": ToolLimits,
+    "idempotent": bool,
+}
+
+
+def _check_options(where: str, **options: Any) -> None:
+    for name, value in options.items():
+        kind = _OPTION_TYPES[name]
+        if value is not None and not isinstance(value, kind):
+            raise ToolSpecError(f"{where}: {name} must be {kind.__name__}, got {value!r:.80}")
 
 
 def _check(declared: _Declared, where: str) -> None:

@@ -19,6 +19,7 @@ Name, description and parameters may be left out where the code or the server sa
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -95,6 +96,16 @@ class ToolSpec:
     limits: ToolLimits = field(default_factory=ToolLimits)
     document: Document | None = field(default=None, repr=False, compare=False)
     """The YAML; None where a function says it all."""
+
+    def __post_init__(self) -> None:
+        """Refuse text that no tokenizer takes: it would fail every episode."""
+        try:
+            json.dumps(self.schema, ensure_ascii=False, default=str).encode()
+        except UnicodeEncodeError:
+            raise self.error(
+                "name, description or parameters hold half of a surrogate pair, which no tokenizer "
+                "can take; write the whole character"
+            ) from None
 
     @property
     def schema(self) -> dict[str, Any]:

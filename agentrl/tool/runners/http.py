@@ -26,7 +26,7 @@ from agentrl.net.guard import Guard
 from agentrl.tool.base import ToolContext
 from agentrl.tool.runners.base import Allow, Bound, ToolOffer
 from agentrl.tool.runners.url_template import UrlTemplate, plain
-from agentrl.tool.secrets import cleared, read_texts, resolved_headers, unset_in
+from agentrl.tool.secrets import cleared, read_texts, resolved_headers
 from agentrl.tool.section import Section
 
 if TYPE_CHECKING:
@@ -151,15 +151,10 @@ class HttpRunner:
                     "url",
                 )
         for name, text in target.headers:
-            unset = unset_in([text])
-            if unset:
-                raise spec.error(
-                    f"http.headers.{name}: the environment variable {unset[0]} is not set; export "
-                    "it where the run starts",
-                    "http",
-                    "headers",
-                    name,
-                )
+            try:
+                resolved_headers({name: text})
+            except InfrastructureError as error:  # now, not at the first call of each episode
+                raise spec.error(f"http.headers.{name}: {error}", "http", "headers", name) from None
         # One host, and no way down from https: headers with secrets never go anywhere else.
         schemes = ("https",) if target.url.scheme == "https" else ("http", "https")
         guard = Guard([target.url.authority], schemes=schemes)

@@ -175,6 +175,10 @@ def _factory(found: Any, target: PythonTarget) -> Callable[[], Tool]:
 
 
 def _check_signature(call: Callable[..., Any], spec: ToolSpec) -> None:
+    if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
+        raise spec.error(
+            f"{spec.target.location!r} yields its answer in parts; return it as a whole", "python"
+        )
     properties = list(spec.parameters.get("properties", {}))
     required = list(spec.parameters.get("required", ()))
     try:

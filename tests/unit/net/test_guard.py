@@ -185,3 +185,11 @@ def test_of_ipv6_only_what_is_given_out_to_the_internet_is_public(host: str):
         PUBLIC.check_url(f"http://[{host}]/")
     with pytest.raises(Forbidden):
         PUBLIC.check_connection(host)
+
+
+@pytest.mark.parametrize(
+    "host", ["xn--", "①.com", "a..b", ".a", "a" * 64 + ".com", "a." * 130 + "com"]
+)
+def test_a_rule_for_what_no_name_server_knows_is_refused(host: str):
+    with pytest.raises(ConfigError, match="is no host"):
+        HostRule.parse(host)

@@ -238,3 +238,36 @@ def test_an_environment_names_functions_and_any_process_finds_them(tmp_path: Pat
 def test_only_marked_functions_are_tools_by_import_path():
     with pytest.raises(ToolSpecError, match="neither"):
         Toolbox(["os:system"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"name": 5}, {"description": 5}, {"limits": {"timeout_s": 1}}, {"idempotent": "yes"}],
+)
+def test_an_option_of_another_type_is_refused_by_name(options: dict[str, Any]):
+    def f(x: int) -> str:
+        """Do it."""
+        return str(x)
+
+    with pytest.raises(ToolSpecError, match=f"{next(iter(options))} must be"):
+        tool(**options)(f)
+
+
+def test_a_generator_is_refused_when_it_is_bound_not_at_each_call():
+    @tool
+    def parts(x: int):
+        """Count."""
+        yield from range(x)
+
+    with pytest.raises(ToolSpecError, match="return it as a whole"):
+        Toolbox([parts])
+
+
+def test_text_that_no_tokenizer_takes_is_refused():
+    with pytest.raises(ToolSpecError, match="surrogate"):
+
+        @tool(description="half \ud800")
+        def f(x: int) -> str:
+            return str(x)
+
+        Toolbox([f])

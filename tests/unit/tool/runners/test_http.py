@@ -323,3 +323,13 @@ def test_only_an_idempotent_tool_is_asked_again(
     result = asyncio.run(_run(toolbox))
     assert result.status is ToolStatus.INFRA_ERROR
     assert Echo.num_requests - before == attempts
+
+
+@pytest.mark.parametrize("value", ["a\nb", "é\u20ac", "a\x01"])
+def test_a_secret_that_no_header_can_carry_is_refused_at_the_start(
+    tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch, value: str
+):
+    monkeypatch.setenv("KEY", value)
+    with pytest.raises(ToolSpecError, match="variable KEY") as caught:
+        box(tmp_path, port, "/x", '  headers: {Authorization: "Bearer ${env:KEY}"}\n')
+    assert value not in str(caught.value)
