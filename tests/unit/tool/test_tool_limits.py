@@ -65,6 +65,7 @@ def test_a_server_cannot_set_what_is_no_limit(tmp_path: Path):
 def test_both_ends_of_a_range_are_taken_and_are_what_editors_are_told(name: str):
     least, most = LIMIT_RANGES[name]
     for value in (least, most):
-        assert getattr(ToolLimits(**{name: value}), name) == value
+        given: dict[str, Any] = {name: value}
+        assert getattr(ToolLimits(**given), name) == value
     told = spec_file_schema()["properties"]["limits"]["properties"][name]
     assert (told["minimum"], told["maximum"]) == (least, most)

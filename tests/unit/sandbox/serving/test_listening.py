@@ -15,7 +15,6 @@ from agentrl.sandbox.serving.listening import http_protocol
 from agentrl.tool.serving.run import listen
 
 pytestmark = pytest.mark.timeout(30)
-pytest.importorskip("httptools")  # without it uvicorn uses h11, which bounds heads by itself
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
