@@ -224,11 +224,20 @@ def _tool_calls(
     trajectories: Sequence[Trajectory], tools: Collection[str] | None
 ) -> dict[str, float]:
     calls: dict[str, list[ToolResult]] = {}
-    own_turns = (turn for t in trajectories for turn in t.turns if not turn.inherited)
-    for result in (result for turn in own_turns for result in turn.tool_results):
-        known = _TOOL_NAME.fullmatch(result.name) and (tools is None or result.name in tools)
-        name = result.name if known else UNKNOWN_TOOL
-        calls.setdefault(name, []).append(result)
+    repeated = Counter[str]()
+    for trajectory in trajectories:
+        seen = set[str]()
+        for turn in trajectory.turns:
+            for call, result in zip(turn.tool_calls, turn.tool_results, strict=False):
+                key = f"{call.name} {call.arguments!r}"
+                is_known = _TOOL_NAME.fullmatch(result.name) and (
+                    tools is None or result.name in tools
+                )
+                name = result.name if is_known else UNKNOWN_TOOL
+                if not turn.inherited:
+                    calls.setdefault(name, []).append(result)
+                    repeated[name] += key in seen
+                seen.add(key)
     metrics: dict[str, float] = {}
     for name, results in sorted(calls.items()):
         statuses = Counter(result.status for result in results)
@@ -241,6 +250,8 @@ def _tool_calls(
             "retries": sum(result.retries for result in results),
             "breaker_open": sum(result.breaker_open for result in results),
             "truncated": sum(result.truncated_tokens > 0 for result in results),
+            # Word for word an earlier call of its trajectory: a bonus per call breeds these.
+            "repeated": repeated[name],
         }
         metrics |= {f"tool/{name}/{key}": value for key, value in numbers.items()}
         metrics[f"timing_s/tool/{name}"] = float(seconds.mean())

@@ -13,7 +13,15 @@ from agentrl.telemetry.metrics import (
     trajectory_metrics,
 )
 from agentrl.testing.run_data import make_task, make_trajectory
-from agentrl.types import Score, StopReason, ToolStatus, Trajectory, TrajectoryGroup
+from agentrl.types import (
+    Score,
+    StopReason,
+    ToolCall,
+    ToolResult,
+    ToolStatus,
+    Trajectory,
+    TrajectoryGroup,
+)
 
 
 def _scored(reward: float, *, seed: int = 0, success: bool = False) -> Trajectory:
@@ -84,6 +92,21 @@ def test_tool_calls_are_counted_by_status() -> None:
     assert metrics["tool/python/errors"] == 1
     assert metrics["tool/python/timeouts"] == 1
     assert metrics["tool/python/infra_errors"] == 1
+
+
+def test_calls_that_repeat_an_earlier_one_of_their_trajectory_are_counted() -> None:
+    def trajectory(*codes: str) -> Trajectory:
+        item = make_trajectory(seed=0, num_turns=1, tool_status=ToolStatus.OK)
+        (turn,) = item.turns
+        turn.tool_calls = [ToolCall(name="python", arguments={"code": code}) for code in codes]
+        turn.tool_results = [
+            ToolResult(name="python", content="ok", status=ToolStatus.OK) for _ in codes
+        ]
+        return item
+
+    metrics = trajectory_metrics([trajectory("a", "b", "a", "a"), trajectory("a", "c")])
+    assert metrics["tool/python/calls"] == 6
+    assert metrics["tool/python/repeated"] == 2
 
 
 def test_what_tools_cost_beside_their_answers_is_counted() -> None:

@@ -13,6 +13,7 @@ from agentrl.agent.loop import AgentLoop, EpisodeRequest, LoopLimits
 from agentrl.agent.renderer import Renderer
 from agentrl.env.config import EnvConfig
 from agentrl.env.host import EnvHosts
+from agentrl.telemetry.metrics import trajectory_metrics
 from agentrl.telemetry.trajectory_io import read_trajectories, write_trajectories
 from agentrl.testing import EchoEnv, FakeSandboxes, ScriptedEngine, call_text, make_tokenizer
 from agentrl.tool.binding import Toolbox
@@ -45,9 +46,9 @@ def shop(what):
 """
 
 
-def play(folder: Path, *calls: str) -> Trajectory:
+def play(folder: Path, *calls: str, limits: str = "retries: 2") -> Trajectory:
     (folder / "impl.py").write_text(IMPL)
-    (folder / "shop.yaml").write_text(YAML)
+    (folder / "shop.yaml").write_text(YAML.replace("retries: 2", limits))
 
     async def main() -> Trajectory:
         engine = ScriptedEngine(RENDERER, [call_text("shop", what=what) for what in calls])
@@ -77,6 +78,16 @@ def test_what_a_tool_pays_is_recorded_with_its_answer(tmp_path: Path):
     ]  # fmt: skip
     assert results[2].status is ToolStatus.ERROR
     assert "0.25" not in str(trajectory.messages)  # the model does not see what it was paid
+
+
+def test_a_bonus_per_call_is_bounded_by_the_limit_of_calls_and_farming_it_is_seen(tmp_path: Path):
+    farmed = play(tmp_path, *["apple"] * 6, limits="max_calls: 3")
+    refused = play(tmp_path, "", "mistake", "nothing", limits="max_calls: 1")
+    assert farmed.total_reward == pytest.approx(3 * 0.25)
+    assert refused.total_reward == pytest.approx(0.25)  # only the first was run at all
+    assert {r.status for t in farmed.turns[3:] for r in t.tool_results} == {ToolStatus.ERROR}
+    metrics = trajectory_metrics([farmed])
+    assert metrics["tool/shop/repeated"] == 5
 
 
 def test_what_a_tool_paid_is_stored_and_read_back(tmp_path: Path):
