@@ -348,12 +348,13 @@ def test_hostile_boxes_side_by_side_leave_an_honest_one_alone(arena):
     assert OK not in statuses and SandboxStatus.INFRA_ERROR not in statuses
 
 
-EXECUTIONS = {"local": (200, 10_000), "docker": (20, 200), "http": (100, 1000)}
+EXECUTIONS = (200, 10_000)
 
 
+@pytest.mark.timeout(7200 if SOAK else 300)
 def test_executions_leave_nothing_behind(arena):
     """Fresh boxes with every fourth one hostile; AGENTRL_SOAK=1 runs the full number."""
-    count = EXECUTIONS[arena.arm.name][SOAK]
+    count = EXECUTIONS[SOAK]
     hostile = [
         "import os\nfor _ in range(6):\n    if os.fork() == 0: os.setsid(); os.pause()",
         "open('/tmp/x', 'w').write('y' * 10_000); import os; os._exit(3)",
@@ -381,7 +382,7 @@ def test_executions_leave_nothing_behind(arena):
     async def scenario() -> None:
         await asyncio.gather(*(worker() for _ in range(8)))
 
-    arena.arm.deadline_s, usual_s = 3600.0 if SOAK else 120.0, arena.arm.deadline_s
+    arena.arm.deadline_s, usual_s = 7000.0 if SOAK else 280.0, arena.arm.deadline_s
     try:
         arena.arm.run(scenario())
     finally:
