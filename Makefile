@@ -33,7 +33,7 @@ $(VENV)/.stamp-run: pyproject.toml scripts/install_bubblewrap.sh $(VENV)/.stamp-
 	@touch $@
 
 $(VENV)/.stamp-dev: $(VENV)/.stamp-run
-	$(BIN)/python -m pip install --quiet -e ".[dev,$(VLLM)]"
+	$(BIN)/python -m pip install --quiet -e ".[dev,$(VLLM)]" orjson
 # Text models need none of these, and builds that do not fit to torch's keep vLLM from loading.
 	$(BIN)/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec
 # What call parsers are compared with (parsers, templates, a vocabulary), without what that needs to train.
