@@ -12,11 +12,13 @@ is also run inside the sandbox.
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 from typing import Any
 
 MAX_DEPTH = 64
+"""Levels of containers in a value."""
 
 
 def encode(value: Any, depth: int = 0) -> Any:
@@ -68,3 +70,14 @@ def decode(form: Any, depth: int = 0) -> Any:
         return make([decode(item, depth + 1) for item in items])
     except (KeyError, TypeError):
         raise ValueError("not an encoded value") from None
+
+
+CODEC_SOURCE = f"""
+    import json, math
+    from typing import Any
+    scope = {{"json": json, "math": math, "Any": Any, "MAX_DEPTH": {MAX_DEPTH}}}
+    exec({inspect.getsource(encode)!r}, scope)
+    exec({inspect.getsource(decode)!r}, scope)
+    encode, decode = scope["encode"], scope["decode"]
+"""
+"""First lines of a function that runs inside a sandbox, where they define `encode` and `decode`."""

@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # under any import mode of pytest
 
 from abuse_arena import Arena
-from sandbox_arms import ARMS, ArmUnavailable, StartedBackend, started
+from sandbox_arms import ARMS, ArmUnavailable, StartedBackend, cannot_run, started
 
 
 @pytest.fixture(scope="module", params=list(ARMS))
@@ -21,7 +21,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[StartedBackend]:
         with started(request.param) as arm:
             yield arm
     except ArmUnavailable as reason:
-        pytest.skip(f"sandbox backend {request.param} cannot run here: {reason}")
+        cannot_run(f"sandbox backend {request.param}", reason)
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,9 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
+import pytest
 from agentrl_sandboxes.docker import DockerBackend
 from agentrl_sandboxes.docker.image import build_local_image
 from agentrl_sandboxes.local import LocalBackend
@@ -47,6 +48,14 @@ class Arm:
     open: Callable[[], AbstractContextManager[SandboxBackend]]
     open_fragile: Callable[[], AbstractContextManager[tuple[SandboxBackend, Callable[[], object]]]]
     """A backend beside all others, and what takes its infrastructure away (from a thread)."""
+
+
+def cannot_run(what: str, reason: object) -> NoReturn:
+    """Skip what this machine cannot run; in CI, which can run all, that is a failure."""
+    message = f"{what} cannot run here: {reason}"
+    if os.environ.get("CI"):
+        pytest.fail(message)
+    pytest.skip(message)
 
 
 @dataclass(slots=True, kw_only=True)

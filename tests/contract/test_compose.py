@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from agentrl_sandboxes.http import HttpBackend
 from composed import Composed, composed
-from sandbox_arms import ArmUnavailable, StartedBackend
+from sandbox_arms import ArmUnavailable, StartedBackend, cannot_run
 
 pytest.register_assert_rewrite("test_sandbox_backends")
 from test_sandbox_backends import *  # noqa: E402, F403
@@ -30,7 +30,7 @@ def servers() -> Iterator[Composed]:
         with composed() as running:
             yield running
     except ArmUnavailable as reason:
-        pytest.skip(f"compose cannot run here: {reason}")
+        cannot_run("compose", reason)
 
 
 @pytest.fixture(scope="module")

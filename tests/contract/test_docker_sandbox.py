@@ -21,7 +21,7 @@ from agentrl_sandboxes.docker import DockerBackend, container, engine, reaper, r
 from agentrl_sandboxes.docker.image import build_local_image
 from agentrl_sandboxes.docker.reaper import this_process
 from click.testing import CliRunner
-from sandbox_arms import ArmUnavailable, docker_engine
+from sandbox_arms import ArmUnavailable, cannot_run, docker_engine
 
 from agentrl.cli.sandbox import command
 from agentrl.errors import ConfigError, SandboxError, SandboxUnavailable
@@ -41,7 +41,7 @@ def address() -> Iterator[str]:
             build_local_image(base_url=found)
             yield found
     except ArmUnavailable as reason:
-        pytest.skip(f"no Docker engine can run here: {reason}")
+        cannot_run("a Docker engine", reason)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from e2b import (
     TimeoutException,
 )
 from remote_sandboxes import environment_secret
+from sandbox_arms import cannot_run
 
 from agentrl.errors import ConfigError, SandboxError, SandboxUnavailable, ToolError
 from agentrl.sandbox.base import SandboxLimits
@@ -36,7 +37,7 @@ def with_stand_in(
             running = e2b_server(key)
             url, server = running.__enter__()
         except SandboxUnavailable as reason:
-            pytest.skip(str(reason))
+            cannot_run("the stand-in for E2B", reason)
         try:
             backend = E2BBackend(api_key=reference, api_url=url, sandbox_url=url, ttl_s=ttl_s)
 

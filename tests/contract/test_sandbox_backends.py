@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import pytest
-from sandbox_arms import ARMS, ArmUnavailable, StartedBackend, kill_first_process
+from sandbox_arms import ARMS, ArmUnavailable, StartedBackend, cannot_run, kill_first_process
 
 from agentrl.errors import ConfigError, SandboxError, ToolError
 from agentrl.sandbox.base import ExecResult, Sandbox, SandboxBackend, SandboxLimits, SandboxStatus
@@ -465,4 +465,4 @@ def test_lost_infrastructure_is_nobodys_fault_and_is_told_in_time(name):
         with ARMS[name].open_fragile() as (backend, lose):
             asyncio.run(scenario(backend, lose))
     except ArmUnavailable as reason:
-        pytest.skip(f"sandbox backend {name} cannot run here: {reason}")
+        cannot_run(f"sandbox backend {name}", reason)

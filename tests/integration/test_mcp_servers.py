@@ -21,7 +21,6 @@ from agentrl.errors import InfrastructureError, ToolError, ToolSpecError
 from agentrl.tool.base import ToolContext
 from agentrl.tool.binding import Toolbox
 
-pytest.importorskip("mcp")
 pytestmark = pytest.mark.timeout(60)
 
 SECRET = "hunter2-and-more"

@@ -14,6 +14,7 @@ import pytest
 
 from agentrl.config.load import load
 from agentrl.launch import open_trainer
+from agentrl.rollout.engines import vllm
 from agentrl.telemetry.run_dir import RunDir
 from agentrl.telemetry.trajectory_io import read_trajectories
 
@@ -55,7 +56,6 @@ async def kill_in_mid_sentence(engines: list[Any], *, from_version: int) -> int:
 def test_a_run_whose_engine_is_killed_trains_every_task_once_on_current_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vllm = pytest.importorskip("agentrl.rollout.engines.vllm")
     engines: list[Any] = []
     start = vllm.VLLMEngine.start
 

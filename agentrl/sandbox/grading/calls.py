@@ -10,7 +10,6 @@ our side is one of infrastructure, and raises.
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,12 +24,7 @@ MAX_ANSWER_BYTES = 262_144
 
 _HARNESS = f"""
 def __agentrl_harness():
-    import json, math
-    from typing import Any
-    MAX_DEPTH = {values.MAX_DEPTH}
-    scope = {{"json": json, "math": math, "Any": Any, "MAX_DEPTH": MAX_DEPTH}}
-    exec({inspect.getsource(values.encode)!r}, scope)
-    exec({inspect.getsource(values.decode)!r}, scope)
+{values.CODEC_SOURCE}
     job = json.loads(PAYLOAD)
 
     def answer(index, **fields):
@@ -59,8 +53,8 @@ def __agentrl_harness():
         return
     for index, call in enumerate(job["calls"]):
         try:
-            args, kwargs = scope["decode"](call)
-            answer(index, value=scope["encode"](function(*args, **kwargs)))
+            args, kwargs = decode(call)
+            answer(index, value=encode(function(*args, **kwargs)))
         except Exception as error:
             answer(index, **describe(error))
 

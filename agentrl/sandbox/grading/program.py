@@ -14,7 +14,6 @@ makes to its arguments does not come back.
 from __future__ import annotations
 
 import builtins
-import inspect
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -28,18 +27,9 @@ from agentrl.sandbox.grading.calls import MAX_ANSWER_BYTES, CallOutcome, parse_a
 MAX_CALLS = 512
 """A test program that calls the solution more often is refused."""
 
-_CODEC = f"""
-    import json, math
-    from typing import Any
-    scope = {{"json": json, "math": math, "Any": Any, "MAX_DEPTH": {values.MAX_DEPTH}}}
-    exec({inspect.getsource(values.encode)!r}, scope)
-    exec({inspect.getsource(values.decode)!r}, scope)
-    encode, decode = scope["encode"], scope["decode"]
-"""
-
 _TESTER = f"""
 def __agentrl_tests():
-{_CODEC}
+{values.CODEC_SOURCE}
     import builtins
     job = json.loads(PAYLOAD)
     answers = job["answers"]
@@ -86,7 +76,7 @@ __agentrl_tests()
 
 _SOLUTION = f"""
 def __agentrl_solution(preamble, source, entry_point):
-{_CODEC}
+{values.CODEC_SOURCE}
     class Answer:
         def __init__(self, **fields):
             self.text = json.dumps({{"call": 0, **fields}})

@@ -64,7 +64,6 @@ def test_the_schema_of_spec_files_is_printed():
 
 
 def test_a_spec_of_several_tools_is_never_called_without_a_name(tmp_path: Path):
-    pytest.importorskip("mcp_server_time")
     spec = tmp_path / "clock.yaml"
     spec.write_text("mcp: {command: [mcp-server-time]}\n")
     for written in (str(spec), f"{spec}#get_time"):
