@@ -17,14 +17,16 @@ class Lines:
 
 
 @contextmanager
-def count_lines() -> Iterator[Lines]:
-    """Count the lines that this thread runs in the block.
+def count_lines(*, of: str = "") -> Iterator[Lines]:
+    """Count the lines that this thread runs in the block, in files whose path ends with `of`.
 
     What a C function does inside, such as a search through a list, is not seen.
     """
     lines = Lines()
 
     def note(frame: FrameType, event: str, argument: Any) -> Any:
+        if not frame.f_code.co_filename.endswith(of):
+            return None
         if event == "line":
             lines.number += 1
         return note

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _SAME_FOR = 20
 _BOX_USERS = (1000, 65534)
+_PLAIN_FOLDER = re.compile(r"agentrl-unsafe-(\d+)-")
 # Of container engines, also of those of other tests; a container that is left shows as such.
 _ENGINE_MOUNT = re.compile(r"overlay|nsfs|docker|containerd|/run/ag")
 
@@ -54,13 +55,14 @@ def list_host(arm: StartedBackend) -> HostState:
 def list_local() -> HostState:
     """List the host as it is now, without containers."""
     processes = descendants()
+    ours = {os.getpid(), *(pid for pid, _ in processes)}
     scratch = Path(tempfile.gettempdir())
     return HostState(
         descriptors=_descriptors(),
         processes=len(processes),
         mounts=list_mounts(),
-        groups=_groups({os.getpid(), *(pid for pid, _ in processes)}),
-        scratch=sorted(entry.name for entry in os.scandir(scratch) if _is_ours(entry)),
+        groups=_groups(ours),
+        scratch=sorted(entry.name for entry in os.scandir(scratch) if _is_left(entry, ours)),
         containers=0,
     )
 
@@ -155,12 +157,17 @@ def _has_members(folder: Path) -> bool:
         return False
 
 
-def _is_ours(entry: os.DirEntry[str]) -> bool:
+def _is_left(entry: os.DirEntry[str], owners: set[int]) -> bool:
+    """Whether an entry is a box's user's, or the folder of a box that one of the owners made.
+
+    Folders of other owners come and go with the tests that run beside these.
+    """
     try:
-        owner = entry.stat(follow_symlinks=False).st_uid
+        user = entry.stat(follow_symlinks=False).st_uid
     except OSError:
         return False
-    return owner in _BOX_USERS or entry.name.startswith("agentrl-unsafe-")
+    made_by = _PLAIN_FOLDER.match(entry.name)
+    return user in _BOX_USERS or (made_by is not None and int(made_by[1]) in owners)
 
 
 def _containers(arm: StartedBackend) -> int:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
-import sys
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl.bench.count_lines import count_lines
 from agentrl.errors import TrainingError
 from agentrl.rollout.buffer import Lookahead, RolloutBuffer, Slot, Verdict
 from agentrl.types import Task, TrajectoryGroup
@@ -403,16 +403,8 @@ def test_groups_without_signal_are_replaced_until_the_refills_are_used_up_and_th
 
 def lines_of_a_take(num_waiting: int, *, window: int) -> int:
     """Count the lines of the buffer that taking one group costs with so many others in line."""
-    count = 0
 
-    def trace(frame: Any, event: str, argument: object) -> Any:
-        nonlocal count
-        if not frame.f_code.co_filename.endswith("rollout/buffer.py"):
-            return None
-        count += event == "line"
-        return trace
-
-    async def scenario() -> None:
+    async def scenario() -> int:
         cuts = not window
         rules = Lookahead(
             prompts_per_step=1, max_staleness=num_waiting, cuts=cuts, num_ahead=num_waiting,
@@ -422,15 +414,12 @@ def lines_of_a_take(num_waiting: int, *, window: int) -> int:
         slots = [await buffer.reserve() for _ in range(num_waiting + 1)]
         at = window or num_waiting
         await buffer.fill(slots[at], group(at), verdict=Verdict.TRAINABLE)
-        sys.settrace(trace)
-        try:
+        with count_lines(of="rollout/buffer.py") as lines:
             (taken,) = await buffer.take(1, timeout_s=5, max_rejected=0)
-        finally:
-            sys.settrace(None)
         assert taken.id == str(at)
+        return lines.number
 
-    run(scenario())
-    return count
+    return run(scenario())
 
 
 @pytest.mark.parametrize("window", [0, 4])

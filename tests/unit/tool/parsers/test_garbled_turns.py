@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import random
-import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from agentrl.bench.count_lines import count_lines
 from agentrl.testing.call_forms import CALL_FORMS, TOOLS, CallForm, random_call
 from agentrl.tool.parsers import ToolCallParser, TurnContext, make_parser
 from agentrl.types import ToolCall
@@ -122,17 +122,6 @@ def test_a_megabyte_takes_as_many_steps_a_byte_as_a_part_of_it(name: str):
 
 def steps(parser: ToolCallParser, text: str) -> int:
     """Return how many lines of Python a parse runs."""
-    count = 0
-
-    def trace(frame: object, event: str, argument: object) -> object:
-        nonlocal count
-        count += 1
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)  # pyright: ignore[reportArgumentType]
-    try:
+    with count_lines() as lines:
         parser.parse(text, CONTEXT)
-    finally:
-        sys.settrace(before)
-    return count
+    return lines.number
