@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import track
 
 from agentrl.config.load import from_yaml, load
+from agentrl.config.overrides import itemised, parse
 from agentrl.config.schema import Config
 from agentrl.env.task_check import SPLITS
 from agentrl.errors import ConfigError
@@ -24,12 +25,15 @@ from agentrl.train.open_model import is_run, run_config_path
 from agentrl.train.tasks import Splits, bound_lengths, tasks_of
 from agentrl.types import Trajectory
 
+_OPTION_OF = {"eval.n": "-n", "eval.val_tasks": "--tasks", "eval.test_tasks": "--tasks"}
+"""Settings of a training run for which these commands have an option."""
+
 
 def playing_config(env_id: str | None, model: str | None, overrides: Sequence[str]) -> Config:
     """Return the settings for playing: those of the run where ``model`` is one.
 
     Raises:
-        ConfigError: no environment is named, or the settings cannot work.
+        ConfigError: no environment is named, the settings cannot work, or an option stands for one.
     """
     from agentrl.cli.options import quote, with_env
 
@@ -40,9 +44,20 @@ def playing_config(env_id: str | None, model: str | None, overrides: Sequence[st
         settings.insert(0, f"model.path={quote(model)}")
     base = from_yaml(run_config_path(model)) if model is not None and is_run(model) else None
     config = load(settings, base=base)
+    _refuse_settings_of_options(overrides)
     if base is not None:  # the lengths of the run
         return config
     return within_positions(config, settings, announce=partial(_say, quiet=config.telemetry.quiet))
+
+
+def _refuse_settings_of_options(overrides: Sequence[str]) -> None:
+    for override in parse(itemised(overrides)):
+        option = _OPTION_OF.get(override.key_or_group)
+        if option is not None:
+            raise ConfigError(
+                f"{override.key_or_group}={override.value()} counts in training only; here write "
+                f"{option} {override.value()}"
+            )
 
 
 def _say(text: str, *, quiet: bool) -> None:
