@@ -64,7 +64,8 @@ class Tool(Protocol):
 
         Raises:
             ToolError: the model's mistake; the message is shown to it.
-            SandboxError, InfrastructureError: ours; the trajectory fails with a status of its own.
+            SandboxError, InfrastructureError: ours; the trajectory fails with a status of its own,
+                as by any other error of :mod:`agentrl.errors`.
         """
         ...
 

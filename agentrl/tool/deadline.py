@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import queue
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -31,6 +31,34 @@ class Abandoned:
 
     num_tasks = 0
     num_threads = 0
+
+
+async def contained(work: Awaitable[T]) -> T:
+    """Await code that is not ours, on a task of its own: it can end nothing beyond that.
+
+    Raises:
+        RuntimeError: it raised ``SystemExit``, which would end the event loop, or a
+            ``CancelledError`` that nobody asked for, which would pass for the end of its caller.
+    """
+    try:
+        return await work
+    except SystemExit as ending:
+        raise RuntimeError(f"raised {ending!r}") from ending
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise RuntimeError("raised CancelledError, though nothing cancelled it") from error
+
+
+def contained_call(function: Callable[[], T]) -> T:
+    """As :func:`contained`, for a plain function."""
+    try:
+        return function()
+    except Exception:
+        raise
+    except BaseException as error:
+        raise RuntimeError(f"raised {error!r}") from error
 
 
 async def within(
@@ -143,7 +171,10 @@ class OffLoop:
         try:
             done, _ = await asyncio.wait((future,), timeout=timeout_s)
         except asyncio.CancelledError:
-            self._abandon(worker)
+            if future.done():  # just now: the thread waits for its next job
+                _retrieve(future)
+            else:
+                self._abandon(worker)
             raise
         if done:
             return future.result()

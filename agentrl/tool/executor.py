@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from agentrl.errors import (
+    AgentRLError,
     InfrastructureError,
     RewardError,
     SandboxError,
@@ -23,7 +24,7 @@ from agentrl.tool.answer import Answer, answer_of, named
 from agentrl.tool.base import Tool, ToolContext
 from agentrl.tool.binding import Binding, Toolbox
 from agentrl.tool.breaker import CircuitOpen
-from agentrl.tool.deadline import DeadlinePassed, within
+from agentrl.tool.deadline import DeadlinePassed, contained, contained_call, within
 from agentrl.tool.watchdog import TASK_PREFIX, watch_running_loop
 from agentrl.types import ToolCall, ToolResult, ToolStatus
 
@@ -150,13 +151,16 @@ class ToolExecutor:
         return None
 
     async def close(self) -> None:
-        """Close every tool that was opened. Never raises for what a tool does; idempotent."""
+        """Close every tool that was opened. Never raises for what a tool does; idempotent.
+
+        Where the caller is cancelled the tools are closed all the same, and the next call waits for
+        it.
+        """
         self._closed = True
-        opened, self._open = self._open, {}
-        await asyncio.gather(
-            *(self._close_one(*item) for item in opened.items()),
-            *self._closings,  # each within close_timeout_s from when it began
-        )
+        for name in list(self._open):
+            self._close_soon(name, self._open.pop(name))
+        if self._closings:
+            await asyncio.wait(self._closings)  # each within close_timeout_s from when it began
 
     # ------------------------------------------------------------------ one call
 
@@ -264,15 +268,17 @@ class ToolExecutor:
             value = await self._invoke(call.name, tool.call, call.arguments, deadline_s)
             max_chars = _MAX_TOKEN_CHARS * limits.max_output_tokens
             return answer_of(value, tool=call.name, max_chars=max_chars)
-        except (*_INFRASTRUCTURE, RewardError) as error:
-            # A RewardError is the tool's bug, and no outage: again it would pay the same.
+        except SandboxUnavailable:  # so it would be for every episode: stop the run
+            raise
+        except ToolError as error:
+            return Answer(content=f"error: {error}", status=ToolStatus.ERROR)
+        except (AgentRLError, ConnectionError) as error:
+            # Ours, whatever it is: a sandbox, a server, a setting that it refuses, a bad reward.
             return Answer(content=named(error), status=ToolStatus.INFRA_ERROR, failure=error)
         except DeadlinePassed as late:
             note = self._give_up(binding, tool) or late.note
             text = f"error: timed out after {timeout_s:g} s{note}"
             return Answer(content=text, status=ToolStatus.TIMEOUT)
-        except ToolError as error:
-            return Answer(content=f"error: {error}", status=ToolStatus.ERROR)
         except Exception as error:
             # Nothing of ours witnesses a failure: a model must not be able to leave its
             # group's baseline by crashing a tool.
@@ -285,10 +291,12 @@ class ToolExecutor:
         task = f"{TASK_PREFIX}{name}"
         watch_running_loop()
         if inspect.iscoroutinefunction(method):
-            return await within(method(**arguments), timeout_s, name=task)
-        value = await self._toolbox.off_loop.run(lambda: method(**arguments), timeout_s)
+            return await within(contained(method(**arguments)), timeout_s, name=task)
+        value = await self._toolbox.off_loop.run(
+            lambda: contained_call(lambda: method(**arguments)), timeout_s
+        )
         if inspect.iscoroutine(value):
-            return await within(value, timeout_s, name=task)
+            return await within(contained(value), timeout_s, name=task)
         return value
 
     def _give_up(self, binding: Binding, tool: Tool) -> str:
@@ -298,9 +306,7 @@ class ToolExecutor:
             return ""
         if self._open.get(name) is tool:
             del self._open[name]
-            closing = asyncio.ensure_future(self._close_one(name, tool))
-            self._closings.add(closing)
-            closing.add_done_callback(self._closings.discard)
+            self._close_soon(name, tool)
         return "; its state is lost"
 
     # ------------------------------------------------------------------ opening, closing
@@ -322,18 +328,26 @@ class ToolExecutor:
                 raise _OpenFailed from error
 
     async def _open_one(self, binding: Binding, context: ToolContext) -> Tool:
-        tool = binding.make()
-        # Noted before it is open: an open that is cancelled half-way is closed all the same.
-        self._open[binding.spec.name] = tool
+        name, tool = binding.spec.name, contained_call(binding.make)
         try:
-            await self._invoke(
-                binding.spec.name, tool.open, {"context": context}, self._open_timeout_s
-            )
+            await self._invoke(name, tool.open, {"context": context}, self._open_timeout_s)
         except Exception:
-            self._open.pop(binding.spec.name, None)
-            await self._close_one(binding.spec.name, tool)
+            await self._close_one(name, tool)
             raise
+        except BaseException:  # cancelled half-way: closed all the same, and used by nobody
+            self._close_soon(name, tool)
+            raise
+        if self._closed:  # meanwhile: nobody else would close this one
+            await self._close_one(name, tool)
+            raise InfrastructureError("the tools are closed")
+        self._open[name] = tool
         return tool
+
+    def _close_soon(self, name: str, tool: Tool) -> None:
+        """Begin to close a tool; :meth:`close` waits for it."""
+        closing = asyncio.ensure_future(self._close_one(name, tool))
+        self._closings.add(closing)
+        closing.add_done_callback(self._closings.discard)
 
     async def _close_one(self, name: str, tool: Tool) -> None:
         try:

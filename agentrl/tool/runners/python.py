@@ -21,6 +21,7 @@ from agentrl.errors import AgentRLError, ToolSpecError
 from agentrl.kwargs import check_kwargs
 from agentrl.registry import load_object
 from agentrl.tool.base import Tool, ToolContext
+from agentrl.tool.deadline import contained_call
 from agentrl.tool.decorator import offer_of
 from agentrl.tool.runners.base import Allow, Bound, ToolOffer
 from agentrl.tool.section import Section
@@ -109,7 +110,7 @@ class PythonRunner:
         except AgentRLError as error:
             raise spec.error(str(error), "python") from error
         try:
-            tool = make()
+            tool = contained_call(make)
         except Exception as error:
             raise spec.error(
                 f"constructing {target.location!r} raised {type(error).__name__}: {error}", "python"

@@ -7,7 +7,14 @@ import threading
 
 import pytest
 
-from agentrl.tool.deadline import Abandoned, DeadlinePassed, OffLoop, within
+from agentrl.tool.deadline import (
+    Abandoned,
+    DeadlinePassed,
+    OffLoop,
+    contained,
+    contained_call,
+    within,
+)
 
 
 def test_a_result_and_an_error_pass_through():
@@ -111,3 +118,42 @@ def test_whatever_a_function_raises_arrives(error: BaseException):
 
     caught = asyncio.run(main())
     assert isinstance(caught, RuntimeError if isinstance(error, StopIteration) else type(error))
+
+
+def test_a_caller_who_is_cancelled_as_the_answer_comes_leaves_a_thread_that_answers():
+    async def main() -> tuple[int, str]:
+        off_loop = OffLoop()
+        before = Abandoned.num_threads
+        first = asyncio.ensure_future(off_loop.run(lambda: "first", 20))
+        while not off_loop._idle:  # the answer is there, and its caller has not seen it yet
+            await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.wait([first])
+        return Abandoned.num_threads - before, await off_loop.run(lambda: "second", 5)
+
+    assert asyncio.run(main()) == (0, "second")
+
+
+@pytest.mark.parametrize("ending", [SystemExit(3), asyncio.CancelledError()])
+def test_what_would_end_more_than_what_is_called_is_an_error(ending: BaseException):
+    def function() -> None:
+        raise ending
+
+    async def coroutine() -> None:
+        raise ending
+
+    with pytest.raises(RuntimeError, match=f"raised {type(ending).__name__}"):
+        contained_call(function)
+    with pytest.raises(RuntimeError, match=f"raised {type(ending).__name__}"):
+        asyncio.run(within(contained(coroutine()), 20))
+
+
+def test_a_cancel_that_was_asked_for_is_one():
+    async def main() -> bool:
+        work = asyncio.ensure_future(within(contained(asyncio.sleep(60)), 60))
+        await asyncio.sleep(0)
+        work.cancel()
+        await asyncio.wait([work])
+        return work.cancelled()
+
+    assert asyncio.run(main())

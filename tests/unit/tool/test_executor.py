@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 
 from agentrl.agent.renderer import Renderer
-from agentrl.errors import InfrastructureError, ToolUnavailable
+from agentrl.errors import (
+    ConfigError,
+    EnvError,
+    InfrastructureError,
+    SandboxUnavailable,
+    ToolUnavailable,
+)
 from agentrl.testing import FakeSandboxes, make_tokenizer
 from agentrl.tool.base import ToolContext
 from agentrl.tool.binding import Toolbox
@@ -30,9 +36,11 @@ idempotent: {idempotent}
 limits: {limits}
 """
 IMPL = """
-import asyncio, threading
+import asyncio, sys, threading
 from agentrl.tool.base import ToolReply
-from agentrl.errors import InfrastructureError, SandboxError, ToolError
+from agentrl.errors import (
+    ConfigError, EnvError, InfrastructureError, SandboxError, SandboxUnavailable, ToolError,
+)
 
 EVENTS = []
 RELEASE = threading.Event()
@@ -61,6 +69,11 @@ async def act(x, count):
     if x == "count": return str(count)
     if x == "mistake": raise ToolError("no")
     if x == "crash": raise ZeroDivisionError("boom")
+    if x == "exit": sys.exit(3)
+    if x == "cancelled": raise asyncio.CancelledError
+    if x == "setting": raise ConfigError("refused")
+    if x == "files": raise EnvError("no file")
+    if x == "nowhere": raise SandboxUnavailable("no bwrap")
     if x == "infra": EVENTS.append(("try",)); raise InfrastructureError("down")
     if x == "flaky":
         EVENTS.append(("try",))
@@ -85,8 +98,29 @@ class Sync:
     def open(self, context): EVENTS.append(("open",))
     def call(self, x=None):
         if x == "hang": RELEASE.wait(60)
+        if x == "exit": sys.exit(3)
+        if x == "cancelled": raise asyncio.CancelledError
         return threading.current_thread().name
     def close(self): EVENTS.append(("close",))
+
+class SlowOpen(Sync):
+    async def open(self, context):
+        EVENTS.append(("open",))
+        self.held = None
+        await WAITING["open"]
+        self.held = "a sandbox"
+    async def call(self, x=None): return self.held
+    async def close(self): EVENTS.append(("close", self.held))
+
+class SlowClose(Sync):
+    async def close(self):
+        EVENTS.append(("closing",))
+        await WAITING["close"]
+        EVENTS.append(("closed",))
+
+class Exits(Sync):
+    def __init__(self):
+        if EVENTS: sys.exit(3)
 
 class BadOpen(Sync):
     def open(self, context): raise ValueError("no licence")
@@ -518,3 +552,105 @@ def test_tools_that_are_closed_stay_closed(tmp_path: Path):
     told, result = asyncio.run(main())
     assert told == "InfrastructureError: the tools are closed"
     assert (result.status, bench.events) == (ToolStatus.ERROR, [])
+
+
+# ----------------------------------------------------------------------------- odd endings
+
+
+@pytest.mark.parametrize("target", ["Async", "Sync", "function"])
+@pytest.mark.parametrize(("x", "told"), [("exit", "SystemExit"), ("cancelled", "CancelledError")])
+def test_a_tool_ends_neither_the_process_nor_its_episode(
+    tmp_path: Path, target: str, x: str, told: str
+):
+    for result in (Bench(tmp_path, target).run(x)[0], Bench(tmp_path, target).run_turn(x)[0]):
+        assert result.status is ToolStatus.ERROR and f"raised {told}" in result.content
+
+
+def test_a_constructor_that_ends_the_process_is_a_tool_that_cannot_be_opened(tmp_path: Path):
+    bench = Bench(tmp_path, "Exits")
+    bench.events.append("bound")  # from here on it exits
+    (result,) = bench.run(1)
+    assert result.status is ToolStatus.INFRA_ERROR and "raised SystemExit" in result.content
+
+
+@pytest.mark.parametrize(("x", "kind"), [("setting", ConfigError), ("files", EnvError)])
+def test_an_error_of_ours_is_never_charged_to_the_model(tmp_path: Path, x: str, kind: type):
+    bench = Bench(tmp_path, limits="{retries: 3}", idempotent=True)
+
+    async def main() -> tuple[ToolResult, BaseException | None]:
+        executor = bench.executor()
+        result = await executor.run(call(x))
+        await executor.close()
+        return result, executor.failure
+
+    result, failure = asyncio.run(main())
+    assert (result.status, result.retries) == (ToolStatus.INFRA_ERROR, 0)
+    assert isinstance(failure, kind)
+
+
+def test_a_call_that_finds_no_sandbox_can_work_stops_the_run(tmp_path: Path):
+    with pytest.raises(SandboxUnavailable, match="no bwrap"):
+        Bench(tmp_path).run("nowhere")
+
+
+def test_a_closing_that_is_cancelled_goes_on_and_is_waited_for(tmp_path: Path):
+    bench = Bench(tmp_path, "SlowClose")
+
+    async def main() -> list[Any]:
+        executor = bench.executor()
+        await executor.run(call(1))
+        first = asyncio.ensure_future(executor.close())
+        while ("closing",) not in bench.events:
+            await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.wait([first])
+        second = asyncio.ensure_future(executor.close())
+        await asyncio.sleep(0)
+        early = list(bench.events)
+        bench.module.WAITING["close"].set_result(None)  # type: ignore[union-attr]
+        await second
+        return early
+
+    early = asyncio.run(asyncio.wait_for(main(), 30))
+    assert early == [("open",), ("closing",)]
+    assert bench.events == [("open",), ("closing",), ("closed",)]
+
+
+def test_an_opening_that_is_cancelled_is_closed_and_the_next_call_opens_anew(tmp_path: Path):
+    bench = Bench(tmp_path, "SlowOpen")
+
+    async def main() -> ToolResult:
+        executor = bench.executor()
+        first = asyncio.ensure_future(executor.run(call(1)))
+        while not bench.events:
+            await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.wait([first])
+        del bench.module.WAITING["open"]  # type: ignore[union-attr]
+        bench.module.WAITING["open"].set_result(None)  # type: ignore[union-attr]
+        result = await executor.run(call(1))
+        await executor.close()
+        return result
+
+    result = asyncio.run(asyncio.wait_for(main(), 30))
+    assert (result.status, result.content) == (ToolStatus.OK, "a sandbox")
+    assert sorted(bench.events, key=str) == [
+        ("close", "a sandbox"), ("close", None), ("open",), ("open",)
+    ]  # fmt: skip
+
+
+def test_a_tool_that_is_opening_as_all_are_closed_is_closed_once_it_is_open(tmp_path: Path):
+    bench = Bench(tmp_path, "SlowOpen")
+
+    async def main() -> str | None:
+        executor = bench.executor()
+        opening = asyncio.ensure_future(executor.open("t"))
+        while not bench.events:
+            await asyncio.sleep(0)
+        await executor.close()
+        bench.module.WAITING["open"].set_result(None)  # type: ignore[union-attr]
+        return await opening
+
+    told = asyncio.run(asyncio.wait_for(main(), 30))
+    assert told == "InfrastructureError: the tools are closed"
+    assert bench.events == [("open",), ("close", "a sandbox")]
