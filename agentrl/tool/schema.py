@@ -78,11 +78,16 @@ class ArgumentValidator:
         """Return what is wrong with ``arguments``, for the model to read; None if nothing."""
         self._num_steps = 0
         try:
-            errors = list(self._validator.iter_errors(arguments))
+            return self._explained(arguments)
         except (RecursionError, _TooManySteps):
             return (
                 "the arguments are too long or nested too deeply to be checked; give less at once"
             )
+        except (ArithmeticError, ValueError):  # of a number that has no quotient
+            return "the arguments hold a number that is too large to be checked, or is none"
+
+    def _explained(self, arguments: Mapping[str, Any]) -> str | None:
+        errors = list(self._validator.iter_errors(arguments))
         if not errors:
             return None
         # What was misspelt is also missing: the name that was given says more.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -66,3 +67,20 @@ def test_unique_items_are_compared_in_linear_time_and_by_value():
     assert validator.problem({"a": [1, True, "1", [1], {"k": 1}, None, False, 0]}) is None
     for same in ([1, 1.0], [{"a": 1, "b": 2}, {"b": 2, "a": 1.0}], [[0], [0]]):
         assert "unique" in (validator.problem({"a": same}) or "")
+
+
+@pytest.mark.parametrize("schema", [STRING, {"enum": ["a"]}, {"anyOf": [STRING]}, {"const": "a"}])
+def test_a_value_of_any_depth_is_refused_and_never_an_error(schema: dict[str, Any]):
+    """Somewhere below the limit of recursion it can be checked and not be told of."""
+    validator = ArgumentValidator(obj(properties={"a": schema}))
+    value: Any = 1
+    for _ in range(sys.getrecursionlimit() + 10):
+        value = [value]
+        assert validator.problem({"a": value}) is not None
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), float("inf"), float("nan")])
+def test_a_number_that_cannot_be_divided_is_refused(value: float):
+    schema = {"type": "number", "multipleOf": 0.5}
+    problem = ArgumentValidator(obj(properties={"a": schema})).problem({"a": value})
+    assert problem is not None and "too large" in problem
