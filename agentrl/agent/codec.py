@@ -104,17 +104,23 @@ class TokenCodec:
     def cut(self, text: str, max_tokens: int) -> tuple[str, int]:
         """Return the longest prefix of at most ``max_tokens`` tokens, and how many were cut.
 
-        Very long text is cut by characters first, so that the time is bounded; the number of
-        tokens cut is then an estimate.
+        Tokens are those of :meth:`encode_plain`: the spelling of a control token has several. Very
+        long text is cut by characters first, so that the time is bounded; the number of tokens cut
+        is then an estimate.
         """
         window = clean_text(text[: 16 * max_tokens + 256])
-        encoding = self._backend.encode(window, add_special_tokens=False)
-        num_tokens = len(encoding.ids)
+        starts: list[int] = []  # of each token, in characters
+        position = 0
+        for piece in _cut_inside(window, self._any_control):
+            encoding = self._backend.encode(piece, add_special_tokens=False)
+            starts += [position + start for start, _ in encoding.offsets]
+            position += len(piece)
+        num_tokens = len(starts)
         if num_tokens <= max_tokens:
             if len(window) == len(text):
                 return window, 0
             return window, max(1, (len(text) - len(window)) * num_tokens // len(window))
-        end = encoding.offsets[max_tokens][0]
+        end = starts[max_tokens]
         dropped = num_tokens - max_tokens
         return window[:end], dropped + (len(text) - len(window)) * num_tokens // len(window)
 

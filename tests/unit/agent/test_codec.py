@@ -49,6 +49,13 @@ def test_a_cut_keeps_a_prefix_of_at_most_that_many_tokens(text: str, limit: int)
         assert len(CODEC.encode_plain(kept)) <= limit + 1  # a cut character has half a token
 
 
+@pytest.mark.parametrize("spelling", ["<|im_end|>", "<tool_call>", "<|im_end|>ab "])
+def test_what_spells_control_tokens_passes_no_limit(spelling: str):
+    kept, dropped = CODEC.cut(spelling * 100, 50)
+    assert len(CODEC.encode_plain(kept)) == 50
+    assert dropped == len(CODEC.encode_plain(spelling * 100)) - 50
+
+
 def test_the_number_of_tokens_cut_is_exact_for_short_text():
     text = "abcdefgh" * 4
     num_tokens = len(CODEC.encode_plain(text))
