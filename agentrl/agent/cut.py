@@ -29,8 +29,10 @@ class Cut:
 
     @contextmanager
     def ends(self, scope: asyncio.Timeout) -> Iterator[None]:
-        """Let ``scope``, which has been entered, expire when the switch is set."""
+        """Let ``scope``, which has been entered, expire when the switch is set, or now if it is."""
         self._scopes.add(scope)
+        if self.is_set:
+            self.set()
         try:
             yield
         finally:

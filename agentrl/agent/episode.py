@@ -385,7 +385,10 @@ class EpisodeRun:
         await asyncio.shield(closing)
 
     async def _close_parts(self) -> None:
-        await self._tools.end(keep_artifacts=False)
+        try:
+            await self._tools.end(keep_artifacts=False)
+        except Exception as error:
+            logger.warning("closing the workspace failed: %s", named(error))
         if self._loop.end_session is not None:
             try:
                 async with asyncio.timeout(self._loop.limits.close_timeout_s):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from agentrl.errors import SandboxError
 from agentrl.sandbox.base import Sandbox, SandboxBackend, SandboxLimits
@@ -141,10 +142,12 @@ class SandboxPool:
 class _Placed:
     """A sandbox that holds a place in the pool until it is closed."""
 
-    def __init__(self, sandbox: Sandbox, release: Callable[[Sandbox], Awaitable[None]]) -> None:
+    def __init__(
+        self, sandbox: Sandbox, release: Callable[[Sandbox], Coroutine[Any, Any, None]]
+    ) -> None:
         self._sandbox = sandbox
         self._release = release
-        self._closed = False
+        self._closing: asyncio.Future[None] | None = None
         self.run_code = sandbox.run_code
         self.run_private = sandbox.run_private
         self.exec = sandbox.exec
@@ -152,7 +155,10 @@ class _Placed:
         self.write = sandbox.write
 
     async def close(self) -> None:
-        """Close the sandbox and give its place back. Idempotent; never raises."""
-        if not self._closed:
-            self._closed = True
-            await self._release(self._sandbox)
+        """Close the sandbox and give its place back. Idempotent; never raises.
+
+        Goes on where its caller is cancelled.
+        """
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._release(self._sandbox))
+        await asyncio.shield(self._closing)

@@ -82,9 +82,10 @@ class Workspace:
         """Close the sandbox, if there is one. Idempotent."""
         self._closed = True
         async with self._opening:
-            sandbox, self._sandbox = self._sandbox, None
+            sandbox = self._sandbox
         if sandbox is not None:
             await sandbox.close()
+            self._sandbox = None  # only now: where this is cancelled, the next call waits for it
 
     async def take(self, patterns: Sequence[str]) -> dict[str, bytes]:
         """Return the files that match, and end the sandbox with all that runs in it.

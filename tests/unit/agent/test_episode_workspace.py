@@ -13,8 +13,10 @@ from agentrl.agent.loop import AgentLoop, EpisodeRequest, LoopLimits
 from agentrl.agent.renderer import Renderer
 from agentrl.env.config import EnvConfig
 from agentrl.env.host import EnvHosts
-from agentrl.sandbox.base import SandboxLimits
+from agentrl.errors import SandboxError
+from agentrl.sandbox.base import ExecResult, SandboxLimits, SandboxStatus
 from agentrl.testing import EchoEnv, FakeSandboxes, ScriptedEngine, call_text, make_tokenizer
+from agentrl.testing.sandboxes import FakeSandbox
 from agentrl.tool.binding import Toolbox
 from agentrl.types import StopReason, Task, Trajectory
 
@@ -133,3 +135,23 @@ def test_files_that_are_none_are_a_fault_of_the_environment(tools: list[str]):
     assert trajectory is not None and "mapping of paths" in (trajectory.error or "")
     assert trajectory.stop_reason is StopReason.ENV_ERROR
     assert [box.closed for box in sandboxes.opened] == [True]
+
+
+def test_a_box_that_cannot_be_closed_keeps_nothing_else_open(tools: list[str]):
+    closed: list[str] = []
+
+    class Env(EchoEnv):
+        def close(self) -> None:
+            closed.append("env")
+
+    class Unclosable(FakeSandbox):
+        async def close(self) -> None:
+            raise SandboxError("its server could not be told")
+
+    class Sandboxes(FakeSandboxes):
+        async def acquire(self, limits: SandboxLimits | None = None) -> FakeSandbox:
+            return Unclosable(lambda code: ExecResult(status=SandboxStatus.OK), limits)
+
+    trajectory = asyncio.run(play(tools, [call_text("small"), "yes"], Sandboxes(), env=Env))
+    assert trajectory is not None and trajectory.stop_reason is StopReason.SANDBOX_ERROR
+    assert closed == ["env"]

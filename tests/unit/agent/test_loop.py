@@ -336,6 +336,17 @@ class CuttingEngine(StallingEngine):
         return await super().generate(request)
 
 
+def test_a_cut_that_was_made_before_an_episode_began_ends_it_too():
+    async def cut_now() -> None:
+        cut.set()
+
+    cut = Cut()
+    asyncio.run(cut_now())
+    engine = ScriptedEngine(RENDERER, ["no", "no", "no"])
+    trajectory = play(engine=engine, kwargs={"num_turns": 3}, cut=cut)
+    assert (trajectory.stop_reason, engine.requests) == (StopReason.CUT, [])
+
+
 def test_a_cut_ends_an_episode_at_once_with_the_turns_that_it_has_and_no_score():
     cut = Cut()
     trajectory = play(engine=CuttingEngine(["no"], cut), kwargs={"num_turns": 3}, cut=cut)

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from agentrl.errors import SandboxError
-from agentrl.sandbox.base import SandboxLimits, SandboxReport
+from agentrl.sandbox.base import ExecResult, SandboxLimits, SandboxReport, SandboxStatus
 from agentrl.sandbox.pool import SandboxPool
+from agentrl.testing.sandboxes import FakeSandbox
 
 
 @dataclass
@@ -138,3 +139,30 @@ def test_a_cancelled_user_still_closes_its_box():
 
     boxes, counts = asyncio.run(main())
     assert [box.closed for box in boxes] == [1] and counts.closed == 1
+
+
+def test_a_closing_whose_caller_is_cancelled_goes_on():
+    class Slow(FakeSandbox):
+        async def close(self) -> None:
+            closing.set()
+            await may_close.wait()
+            await super().close()
+
+    class Backend(FakeBackend):
+        async def create(self, limits: SandboxLimits) -> Slow:  # type: ignore[override]
+            return Slow(lambda code: ExecResult(status=SandboxStatus.OK), limits)
+
+    async def main():
+        pool = make_pool(Backend(), max_open=1)
+        box = await pool.acquire()
+        caller = asyncio.ensure_future(box.close())
+        await closing.wait()
+        caller.cancel()
+        await asyncio.wait([caller])
+        may_close.set()
+        await box.close()
+        return pool.counts
+
+    closing, may_close = asyncio.Event(), asyncio.Event()
+    counts = asyncio.run(asyncio.wait_for(main(), 30))
+    assert (counts.closed, counts.leaked) == (1, 0)

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from agentrl.errors import EnvError, SandboxError, ToolError
-from agentrl.sandbox.base import SandboxLimits
+from agentrl.sandbox.base import ExecResult, SandboxLimits, SandboxReport, SandboxStatus
+from agentrl.sandbox.pool import SandboxPool
 from agentrl.testing import FakeSandboxes
+from agentrl.testing.sandboxes import FakeSandbox
 from agentrl.tool.base import ToolContext
 from agentrl.tool.workspace import Workspace, widest
 
@@ -130,3 +132,41 @@ def test_a_context_without_one_says_who_must_give_it():
             await context.workspace()
 
     asyncio.run(main())
+
+
+def test_a_closing_that_is_cancelled_is_waited_for_by_the_next():
+    class Slow(FakeSandbox):
+        async def close(self) -> None:
+            closing.set()
+            await may_close.wait()
+            await super().close()
+
+    class Backend:
+        async def start(self) -> None: ...
+
+        async def create(self, limits: SandboxLimits) -> FakeSandbox:
+            made.append(Slow(lambda code: ExecResult(status=SandboxStatus.OK), limits))
+            return made[0]
+
+        async def close(self) -> None: ...
+
+        def report(self) -> SandboxReport:
+            return SandboxReport(backend="slow")
+
+    made: list[FakeSandbox] = []
+
+    async def main() -> bool:
+        workspace = Workspace(SandboxPool(Backend()), limits=SandboxLimits())
+        await workspace.open()
+        first = asyncio.ensure_future(workspace.close())
+        await closing.wait()
+        first.cancel()
+        await asyncio.wait([first])
+        second = asyncio.ensure_future(workspace.close())
+        await asyncio.sleep(0)
+        may_close.set()
+        await second
+        return made[0].closed
+
+    closing, may_close = asyncio.Event(), asyncio.Event()
+    assert asyncio.run(asyncio.wait_for(main(), 30))
