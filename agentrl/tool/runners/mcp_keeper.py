@@ -54,7 +54,7 @@ def main(owner_pid: int, max_line: int, command: list[str]) -> int:
         if wake_read in ready:
             os.read(wake_read, 512)
             status = _reaped(child)
-        if output in ready and not relay.pass_on(output):
+        if output in ready and not relay.pass_on(output) and status is None:
             _, status = os.waitpid(child, 0)
     os.set_blocking(output, False)
     while relay.pass_on(output):

@@ -18,6 +18,7 @@ parameters that the server gives; with it, for that one, and any of the three ma
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -292,7 +293,10 @@ def _ask(server: McpServer) -> dict[str, tuple[str, dict[str, Any]]]:
                 f"the MCP server {server.label} did not list its tools within {patience_s:g} s"
             ) from None
         _offered[server] = {
-            tool.name: ((tool.description or "").strip(), _without_titles(tool.input_schema))
+            tool.name: (
+                server.cleared(tool.description or "").strip(),
+                json.loads(server.cleared(json.dumps(_without_titles(tool.input_schema)))),
+            )
             for tool in tools
         }
     return _offered[server]

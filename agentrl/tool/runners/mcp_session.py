@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _KEEPER = Path(__file__).with_name("mcp_keeper.py")
 _CLOSE_S = 8.0
 """The SDK gives a server 2 s to leave by itself, 2 more after SIGTERM."""
-_MAX_STDERR_BYTES = 2000
+_MAX_STDERR_CHARS = 2000
 _CONNECTION_CLOSED = -32000
 _MAX_PAGES = 50
 _TALKATIVE = (
@@ -159,8 +159,9 @@ class McpSession:
         self._leave.set()
         if not self._ready.done():
             self._task.cancel()
-        done, _ = await asyncio.wait((self._task,), timeout=_CLOSE_S)
-        if not done:
+        try:
+            await asyncio.wait((self._task,), timeout=_CLOSE_S)
+        finally:  # also at a deadline of the caller's, which may be nearer
             self._task.cancel()
 
     async def _own(self) -> None:
@@ -219,9 +220,11 @@ class McpSession:
         )
 
     def _told(self, problem: str) -> str:
-        said = self._faults.stderr.decode("utf-8", "replace").strip()
-        text = f"the MCP server {self._server.label} {problem}"
-        return self._server.cleared(f"{text}; it wrote: {said}" if said else text)
+        # Cut once more after it is cleared: the first cut may have left the end of a secret.
+        said = self._server.cleared(self._faults.stderr.decode("utf-8", "replace"))
+        said = said[-_MAX_STDERR_CHARS:].strip()
+        text = self._server.cleared(f"the MCP server {self._server.label} {problem}")
+        return f"{text}; it wrote: {said}" if said else text
 
 
 def _without_content(record: logging.LogRecord) -> bool:
@@ -254,7 +257,7 @@ def _stderr_of(faults: _Faults) -> Any:
     def read() -> None:
         with contextlib.suppress(BlockingIOError):
             data = os.read(source, 65536)
-            faults.stderr = (faults.stderr + data)[-_MAX_STDERR_BYTES:]
+            faults.stderr = (faults.stderr + data)[-2 * _MAX_STDERR_CHARS :]
             if not data:
                 loop.remove_reader(source)
 

@@ -194,12 +194,13 @@ class ServerTool:
         """Have the server make the call."""
         assert self._session is not None
         body = {"name": self._name, "arguments": arguments, "timeout_s": self._timeout_s}
+        used = self._session.id
         try:
             answer = await self._post(body)
         except SessionLost:
             if not self._stateless:
                 raise
-            await self._session.reopen()  # the call was not made, and there was nothing to lose
+            await self._session.reopen(used)  # the call was not made: there was nothing to lose
             answer = await self._post(body)
         return _reply(answer, self._server.url)
 

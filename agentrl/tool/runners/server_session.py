@@ -7,6 +7,7 @@ import json
 import logging
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from agentrl.errors import AgentRLError, InfrastructureError, ToolError
@@ -110,15 +111,24 @@ class Server:
         headers = {AFFINITY_HEADER: affinity} if affinity else {}
         if self._token is not None:
             headers |= resolved_headers({"Authorization": f"Bearer {self._token}"})
-        answer = await fetch(client, method, f"{self.url}{path}", headers=headers, **request)
+        answer = self._without_token(
+            await fetch(client, method, f"{self.url}{path}", headers=headers, **request)
+        )
         if answer.status < 300:
             return answer
-        text = cleared(answer.text[:300], [self._token or ""])
+        text = answer.text[:300]
         if answer.status == 403 and "session" in path:
             raise SessionLost(f"{self.url} lost the session: {text}")
         if answer.status == 413 and "calls" in path:
             raise ToolError("the arguments are too large for this tool; send less")
         raise InfrastructureError(f"{self.url} answered {answer.status}: {text}")
+
+    def _without_token(self, answer: Answer) -> Answer:
+        """Return an answer, which may repeat the token, as it may be shown and kept."""
+        if self._token is None:
+            return answer
+        text = cleared(answer.body.decode("utf-8", "surrogateescape"), [self._token])
+        return replace(answer, body=text.encode("utf-8", "surrogateescape"))
 
     def _make_client(self) -> Any:
         return make_client(self._guard, max_connections=self._num_connections)
@@ -155,10 +165,21 @@ class SharedSession:
                 "POST", f"/tools/{tool}", timeout_s=_OPEN_TIMEOUT_S, max_bytes=_MAX_BYTES
             )
 
-    async def reopen(self) -> None:
-        """Open it anew, where the server has lost it."""
+    @property
+    def id(self) -> str | None:
+        """What the server calls it now; None before it is open."""
+        return self._id
+
+    async def reopen(self, lost: str | None) -> None:
+        """Open it anew, where the server has lost it.
+
+        Args:
+            lost: the id that the server does not know. Of several calls that find out at the same
+                time the first opens the session for all.
+        """
         async with self._opening:
-            self._id = await self._open()
+            if self._id == lost:
+                self._id = await self._open()
 
     async def request(self, method: str, path: str, **request: Any) -> Answer:
         """Send a request about this session; see :meth:`Server.request`."""
