@@ -18,6 +18,7 @@ from agentrl.env.config import EnvConfig
 from agentrl.env.hosted import HostedRubric
 from agentrl.env.table import EnvSource, converted, pickled_state
 from agentrl.env.validate import (
+    check_anchor,
     check_artifacts,
     check_reset,
     check_rubric,
@@ -171,7 +172,8 @@ class AsyncHostedEnv:
         anchor = getattr(self._env, "anchor", None)
         if anchor is None:
             return None
-        return await self._timed("anchor", _settled(anchor), self._config.step_timeout_s)
+        value = await self._timed("anchor", _settled(anchor), self._config.step_timeout_s)
+        return check_anchor(value, env=self._label)
 
     async def snapshot(self) -> bytes:
         """See :meth:`agentrl.env.hosted.Hosted.snapshot`."""

@@ -127,8 +127,11 @@ class Lane:
             return
         if error is None:
             call.future.set_result(value)
-        else:
+        elif isinstance(error, Exception):
             call.future.set_exception(error)
+        else:  # a CancelledError would pass for the end of the caller
+            kind = RewardError if call.method == "score" else EnvError
+            call.future.set_exception(kind(f"{call.label}: {call.method} raised {error!r}"))
 
     def lost(self, reason: str) -> None:
         """Take note that the worker is gone: the call it was running is to blame."""

@@ -18,6 +18,7 @@ from typing import Any
 from agentrl.env.base import Env, Episode, Observation, Rubric
 from agentrl.env.registry import make_env
 from agentrl.env.validate import (
+    check_anchor,
     check_artifacts,
     check_reset,
     check_rubric,
@@ -220,11 +221,7 @@ class EnvTable:
             return None
         with converted(entry.label, "anchor"):
             anchor = entry.env.anchor()
-        if anchor is not None and not isinstance(anchor, str):
-            raise EnvError(
-                f"{entry.label}: anchor must return text or None, got {type(anchor).__name__}"
-            )
-        return anchor
+        return check_anchor(anchor, env=entry.label)
 
 
 @contextmanager

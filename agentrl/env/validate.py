@@ -122,6 +122,17 @@ def check_tools(value: Any, *, env: str) -> tuple[str, ...]:
     return check_names(named, env=env, field="tools")
 
 
+def check_anchor(value: Any, *, env: str) -> str | None:
+    """Return the key of a state.
+
+    Raises:
+        EnvError: neither text nor None.
+    """
+    if value is not None and not isinstance(value, str):
+        raise EnvError(f"{env}: anchor must return text or None, got {type(value).__name__}")
+    return value
+
+
 def check_artifacts(value: Any, *, env: str) -> tuple[str, ...]:
     """Return the patterns of the files that an environment wants.
 

@@ -124,3 +124,17 @@ def test_our_own_cancellation_still_ends_the_scoring() -> None:
             await work
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("anchor", [5, b"x", ["s"]])
+def test_an_anchor_that_is_no_text_is_refused_as_that_of_a_plain_environment(anchor: Any) -> None:
+    class Anchored(Coroutines):
+        async def anchor(self) -> Any:
+            return anchor
+
+    async def run() -> None:
+        env = await EnvHosts(EnvConfig(), cls=Anchored).open()
+        with pytest.raises(EnvError, match="anchor must return text or None, got"):
+            await env.anchor()
+
+    asyncio.run(run())

@@ -310,3 +310,26 @@ def test_tools_and_rubric_of_a_wrong_type_are_refused_when_it_opens(name: str) -
         await hosts.close()
 
     asyncio.run(run())
+
+
+class Cancelling(Env):
+    """As where something inside it was cancelled by somebody else."""
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        raise asyncio.CancelledError("of another loop")
+
+    def step(self, action: Action) -> Any:
+        raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_a_cancellation_that_an_environment_raises_is_an_error_of_its_own(method: str) -> None:
+    async def run() -> None:
+        hosts = hosts_of(Cancelling)
+        env = await hosts.open()
+        with pytest.raises(EnvError, match=f"{method} raised CancelledError"):
+            await (env.reset() if method == "reset" else env.step(act("x")))
+        await env.close()
+        await hosts.close()
+
+    asyncio.run(run())
