@@ -173,7 +173,10 @@ class Fleet:
     async def _start(
         self, folder: str, life: int, worker: int, restarts: int
     ) -> asyncio.subprocess.Process:
-        ready, told = os.pipe()
+        try:
+            ready, told = os.pipe()
+        except OSError as error:
+            raise _no_process(error) from None
         task = {
             "settings": self._settings.dump(),
             "node": self._node,
@@ -191,6 +194,9 @@ class Fleet:
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,  # a Ctrl-C is the parent's to hand on
             )
+        except OSError as error:  # the system has no room for another one now
+            os.close(ready)
+            raise _no_process(error) from None
         finally:
             os.close(told)
         self.pids[worker] = process.pid
@@ -207,6 +213,10 @@ class Fleet:
         await _end(process, asyncio.ensure_future(process.wait()))
         reason = message.get("error", f"it ended with code {process.returncode} at its start")
         raise SandboxUnavailable(f"the sandbox server cannot serve: {reason}")
+
+
+def _no_process(error: OSError) -> SandboxUnavailable:
+    return SandboxUnavailable(f"no process of the sandbox server could be started: {error}")
 
 
 def _say(message: str) -> None:

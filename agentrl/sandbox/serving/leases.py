@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 
 from agentrl.errors import SandboxError
 from agentrl.sandbox.base import Sandbox
+
+logger = logging.getLogger(__name__)
 
 
 class UnknownSandbox(SandboxError):
@@ -95,7 +98,12 @@ class Leases:
             if lease.calls == 0 and lease.expires_at <= now
         ]
         self.reaped += len(expired)
-        await asyncio.gather(*(self.remove(box_id) for box_id in expired))
+        ends = await asyncio.gather(
+            *(self.remove(box_id) for box_id in expired), return_exceptions=True
+        )
+        for error in ends:  # must not keep the next ones from their end
+            if isinstance(error, Exception):
+                logger.warning("closing a sandbox whose lease ran out failed: %r", error)
 
     async def reap_forever(
         self, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep

@@ -46,11 +46,16 @@ class HttpBackend:
         self._closed = False
 
     async def start(self) -> None:
-        """Ask the server how it enforces limits; wait for one that is just starting."""
+        """Ask the server how it enforces limits; wait for one that is just starting.
+
+        After a failure it may be tried again: a server that is away may come back.
+        """
         try:
             self._read_report(await self._retried("GET", "/v1/report", None))
         except BaseException:
-            await self.close()
+            # A client that was closed serves no more, and one that is left open would be leaked.
+            lost, self._main = self._main, Connection(self._main.url, self._token)
+            await lost.close()
             raise
         self._keeping = asyncio.create_task(self._keep_alive())
 

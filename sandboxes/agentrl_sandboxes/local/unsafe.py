@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
@@ -69,15 +69,20 @@ class UnsafeBackend:
         except OSError as error:
             raise SandboxError(f"no channel for a sandbox: {error}; see `ulimit -n`") from None
         folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{owner_label()}-"))
+        threads, box_id = self._threads, next(self._ids)
+        spawning = threads.submit(_spawn, far, limits, folder)
         try:
-            process = await loop.run_in_executor(self._threads, _spawn, far, limits, folder)
+            process = await asyncio.wrap_future(spawning)
+        except asyncio.CancelledError:
+            near.close()  # by which it ends, where it has started
+            threads.submit(_undo, spawning, far, folder)
+            raise
         except OSError as error:
             near.close()
+            far.close()
             shutil.rmtree(folder, ignore_errors=True)
             raise SandboxError(f"no process could be started: {error}") from None
-        finally:
-            far.close()
-        threads, box_id = self._threads, next(self._ids)
+        far.close()
 
         async def release() -> None:
             await loop.run_in_executor(threads, _end, process, folder)
@@ -144,6 +149,18 @@ def _spawn(far: socket.socket, limits: SandboxLimits, folder: Path) -> subproces
             "PYTHONDONTWRITEBYTECODE": "1",
         },
     )
+
+
+def _undo(spawning: Future[subprocess.Popen[bytes]], far: socket.socket, folder: Path) -> None:
+    """Clean up after a start that nobody waits for any more, once it is over."""
+    try:
+        process = spawning.result()
+    except (CancelledError, OSError):  # it never began, or failed
+        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        _end(process, folder)
+    finally:
+        far.close()
 
 
 def _sweep_folders() -> None:

@@ -24,6 +24,10 @@ _NO_CORE = 1
 _FIRST_TO_GO = b"1000"
 
 
+class NoRoom(Exception):
+    """The box is full of processes: the kernel lets it have no other one."""
+
+
 class Child:
     """One untrusted process with its pipes; `reports` is None for a plain command."""
 
@@ -66,7 +70,7 @@ def fork_interpreter(limits: dict[str, Any], work: str, counts_user: bool) -> Ch
     ours, theirs = socket.socketpair()
     out_read, out_write = os.pipe()
     err_read, err_write = os.pipe()
-    pid = kernel.fork_into(0)
+    pid = _fork(out_read, out_write, err_read, err_write)
     if pid == 0:
         try:
             channel_fd = _MAX_FILES - 1  # high, so that the program's files start at 3 as usual
@@ -97,7 +101,7 @@ def fork_command(
     in_read, in_write = os.pipe()
     out_read, out_write = os.pipe()
     err_read, err_write = os.pipe()
-    pid = kernel.fork_into(0)
+    pid = _fork(in_read, in_write, out_read, out_write, err_read, err_write)
     if pid == 0:
         try:
             _become_child(in_read, out_write, err_write, -1, -1, work)
@@ -120,6 +124,16 @@ def fork_command(
         None,
         capture.Feeder(in_write, stdin, close_when_done=True),
     )
+
+
+def _fork(*pipes: int) -> int:
+    """Fork; close the pipes that were meant for the child where there is no room for one."""
+    try:
+        return kernel.fork_into(0)
+    except OSError as error:
+        for fd in pipes:
+            os.close(fd)
+        raise NoRoom(str(error)) from None
 
 
 def forbid_core_dumps() -> None:

@@ -90,7 +90,8 @@ class Supervisor:
                     return
                 self._answer(*message)
                 if self._interpreter is None:
-                    self._interpreter = self._fork_interpreter()
+                    with contextlib.suppress(children.NoRoom):  # then once it is needed
+                        self._interpreter = self._fork_interpreter()
         except HostGone:
             return
         finally:
@@ -139,6 +140,9 @@ class Supervisor:
                 self._channel.sendall(wire.pack({}))
         except files.Refused as error:
             self._channel.sendall(wire.pack({"refused": str(error)}))
+        except children.NoRoom:  # a bomb that was quicker than the checks between calls
+            self._lose_everything()
+            self._reply("pids_limit", None, 0.0)
 
     def _run_cell(self, request: dict[str, Any], body: bytes) -> None:
         self._reap()
@@ -193,18 +197,30 @@ class Supervisor:
         stderr, stderr_cut = child.err.take()
         if died or verdict not in ("done", "interrupted"):
             self._lose_everything()
+        parts, cut = (stdout, stderr, report, private), (stdout_cut, stderr_cut)
+        self._reply(verdict, exit_code, time.monotonic() - start, parts, cut)
+        if child in self._children and child is not self._interpreter:
+            self._discard(child)
+
+    def _reply(
+        self,
+        verdict: str,
+        exit_code: int | None,
+        duration_s: float,
+        parts: tuple[bytes, ...] = (b"",) * 4,
+        cut: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Tell the host how an execution ended; the parts are output, report and private data."""
         header = {
             "verdict": verdict,
             "exit_code": exit_code,
             "state_lost": self._lost_state,
-            "lengths": [len(stdout), len(stderr), len(report), len(private)],
-            "cut": [stdout_cut, stderr_cut],
-            "duration_s": time.monotonic() - start,
+            "lengths": [len(part) for part in parts],
+            "cut": cut,
+            "duration_s": duration_s,
         }
         self._lost_state = False
-        self._channel.sendall(wire.pack(header, stdout + stderr + report + private))
-        if child in self._children and child is not self._interpreter:
-            self._discard(child)
+        self._channel.sendall(wire.pack(header, b"".join(parts)))
 
     def _discard(self, child: children.Child) -> None:
         """End a child of one request, and its process group; the interpreter keeps its state."""

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from agentrl.sandbox.base import ExecResult, SandboxStatus
 from agentrl.sandbox.serving.leases import Leases, UnknownSandbox
 from agentrl.testing.sandboxes import FakeSandbox, FakeSandboxes
 from agentrl.testing.virtual_time import run_virtual
@@ -63,3 +64,22 @@ def test_ids_name_their_worker_cannot_be_guessed_and_end_with_the_box():
         assert len(leases) == 0
 
     asyncio.run(scenario())
+
+
+def test_a_box_that_cannot_be_closed_keeps_no_other_from_its_end():
+    class Broken(FakeSandbox):
+        async def close(self) -> None:
+            raise KeyError("a bug of its backend")
+
+    async def scenario() -> None:
+        leases = Leases("node-0", ttl_s=10)
+        leases.add(Broken(lambda code: ExecResult(status=SandboxStatus.OK), None))
+        reaping = asyncio.create_task(leases.reap_forever())
+        await asyncio.sleep(20)
+        late = await box()
+        leases.add(late)
+        await asyncio.sleep(20)
+        assert late.closed and not reaping.done()
+        reaping.cancel()
+
+    run_virtual(scenario())

@@ -11,6 +11,7 @@ from agentrl_sandboxes.http import HttpBackend
 
 from agentrl.errors import ConfigError, SandboxError, SandboxUnavailable
 from agentrl.sandbox.base import SandboxLimits
+from agentrl.sandbox.pool import SandboxPool
 from agentrl.testing.json_server import Answer, JsonServer
 
 REPORT = {
@@ -81,6 +82,26 @@ def test_a_server_that_does_not_answer_is_given_up_at_the_deadline():
             await backend.create(SandboxLimits())
 
     against({"GET /v1/report": says(200, REPORT), "POST /v1/sandboxes": hang}, scenario)
+
+
+def test_a_server_that_was_away_at_the_start_serves_once_it_is_there():
+    async def main() -> None:
+        server = JsonServer(
+            {"GET /v1/report": says(200, REPORT), "POST /v1/sandboxes": says(201, CREATED)}
+        )
+        await server.start()
+        port = int(server.url.rsplit(":", 1)[1])
+        await server.close()
+        backend = HttpBackend(f"http://127.0.0.1:{port}", create_timeout_s=0.2)
+        pool = SandboxPool(backend, create_timeout_s=15.0)
+        with pytest.raises(SandboxError, match="cannot reach the sandbox server"):
+            await pool.acquire()
+        await server.start(port)
+        await pool.acquire()
+        await pool.close()
+        await server.close()
+
+    asyncio.run(main())
 
 
 def test_a_server_that_starts_late_is_waited_for():
