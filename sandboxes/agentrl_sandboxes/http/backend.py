@@ -11,6 +11,7 @@ from typing import Any
 
 from agentrl.errors import ConfigError, SandboxError
 from agentrl.sandbox.base import SandboxLimits, SandboxReport
+from agentrl.sandbox.serving.wire import parse_limits
 from agentrl_sandboxes.http.box import HttpSandbox
 from agentrl_sandboxes.http.connection import Connection, NotConnected
 from agentrl_sandboxes.supervised.limits import check_limits, check_seconds
@@ -87,9 +88,9 @@ class HttpBackend:
         reply = await self._retried("POST", "/v1/sandboxes", {"limits": asdict(limits)})
         try:
             box_id, url = str(reply["id"]), reply["url"]
-            effective = SandboxLimits(**reply["limits"])
+            effective = parse_limits(reply["limits"])
             lowered = [str(sentence) for sentence in reply["lowered"]]
-        except (KeyError, TypeError):
+        except (KeyError, TypeError, ConfigError):
             raise SandboxError(f"{self._main.url} created no sandbox: {reply!r:.200}") from None
         for sentence in lowered:
             self._tell_once(sentence)

@@ -64,7 +64,7 @@ class LocalBackend:
         try:
             box, self._facts = await self._open(zygote, SandboxLimits(), probe=True)
         except SandboxError as error:
-            await self.close()
+            await self._stop_zygote()
             raise SandboxUnavailable(
                 f"the local sandbox cannot work here: {error} ({zygote.last_words()})"
             ) from None
@@ -73,8 +73,6 @@ class LocalBackend:
     async def create(self, limits: SandboxLimits) -> SupervisedSandbox:
         """Return a fresh box; starts another zygote if the last one died."""
         check_limits(limits)
-        if self._closed:
-            raise SandboxError("the sandbox backend is closed")
         zygote = await self._living_zygote()
         box = self._idle.take(limits)
         if box is None:
@@ -86,7 +84,8 @@ class LocalBackend:
         self._closed = True
         await self._idle.close()
         await asyncio.gather(*(box.close() for box in list(self._boxes.values())))
-        await self._stop_zygote()
+        async with self._starting:  # one that is just being started is stopped, too
+            await self._stop_zygote()
 
     def report(self) -> SandboxReport:
         """What the first box read back about itself, and what bounds each resource."""
@@ -139,6 +138,8 @@ class LocalBackend:
 
     async def _living_zygote(self) -> ZygoteProcess:
         async with self._starting:
+            if self._closed:
+                raise SandboxError("the sandbox backend is closed")
             if self._zygote is not None and self._zygote.alive:
                 return self._zygote
             if self._zygote is not None:

@@ -56,6 +56,8 @@ def against(
         says(200, "<html>Welcome to nginx!</html>"),
         says(200, []),
         says(200, {"id": 5}),
+        says(201, {**CREATED, "limits": {"disk_mb": "much"}}),
+        says(201, {**CREATED, "limits": {"wall_s": None}}),
         says(503, {"error": "busy"}),
         says(404, {"detail": "Not Found"}),
         says(422, {"detail": [{"loc": ["body"]}]}),
