@@ -94,6 +94,7 @@ class RolloutBuffer:
         rules: how far sampling may run ahead.
         version: version sampled at the start (of a resumed run: its step).
         line: places of a resumed run, in order of dispatch; the finished ones wait to be taken.
+            Those whose time has passed are cut, as they would have been in the run itself.
     """
 
     def __init__(self, rules: Lookahead, *, version: int = 0, line: Sequence[Slot] = ()) -> None:
@@ -106,8 +107,6 @@ class RolloutBuffer:
         self._finished: list[int] = []
         """Heap of the numbers in line that are finished; those that have left are still in it."""
         self._num_dispatched = 0
-        for slot in line:
-            self._enter(slot)
         self._expired: deque[Slot] = deque()
         """Cut, and nobody has been told yet."""
         self._given_up: list[TrajectoryGroup] = []
@@ -116,6 +115,9 @@ class RolloutBuffer:
         self._failure: BaseException | None = None
         self.num_rejected = 0
         """Groups whose place was given to another one, since the start."""
+        for slot in line:
+            self._enter(slot)
+        self._cut_late()
 
     @property
     def num_waiting(self) -> int:
@@ -264,16 +266,20 @@ class RolloutBuffer:
         """
         async with self._changed:
             self._version = version
-            oldest = version - self._rules.max_staleness
-            for slot in [slot for slot in self._line.values() if slot.version < oldest]:
-                assert self._rules.cuts, "a group has not come to its turn in time"
-                del self._line[slot.number]
-                slot.cut = True
-                if slot.group is None:
-                    self._expired.append(slot)
-                else:
-                    self._give_up(slot.group)
+            self._cut_late()
             self._changed.notify_all()
+
+    def _cut_late(self) -> None:
+        """Take out of the line what could not be trained in time any more."""
+        oldest = self._version - self._rules.max_staleness
+        for slot in [slot for slot in self._line.values() if slot.version < oldest]:
+            assert self._rules.cuts, "a group has not come to its turn in time"
+            del self._line[slot.number]
+            slot.cut = True
+            if slot.group is None:
+                self._expired.append(slot)
+            else:
+                self._give_up(slot.group)
 
     def _give_up(self, group: TrajectoryGroup) -> None:
         group.cut = group.gave_up = True

@@ -357,6 +357,23 @@ def test_a_line_that_is_resumed_goes_on_in_its_order_and_counts_in_the_budget() 
     run(scenario())
 
 
+def test_what_would_have_been_cut_is_cut_in_a_line_that_is_resumed() -> None:
+    """A checkpoint is written before the new version cuts what has come too late for it."""
+
+    async def scenario() -> None:
+        rules = Lookahead(prompts_per_step=1, num_ahead=2, cuts=True)
+        slow, late = Slot(0), Slot(0)
+        late.group, late.verdict = group(1), Verdict.TRAINABLE
+        buffer = RolloutBuffer(rules, version=1, line=[slow, late])
+        assert buffer.line == [] and slow.cut and late.cut
+        quick = await buffer.reserve()
+        await buffer.fill(quick, group(2, 1), verdict=Verdict.TRAINABLE)
+        taken = await buffer.take(1, timeout_s=5, max_rejected=0)
+        assert [(g.index, g.cut, g.gave_up) for g in taken] == [(1, True, True), (2, False, False)]
+
+    run(scenario())
+
+
 def test_a_step_in_which_nothing_can_be_trained_ends_with_the_cause() -> None:
     async def scenario() -> None:
         buffer = RolloutBuffer(Lookahead(prompts_per_step=1))
