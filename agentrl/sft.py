@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -40,7 +41,7 @@ from agentrl.train.environments import make_environments
 from agentrl.train.open_model import warm_start_progress
 from agentrl.train.preemption import stop_on_sigterm
 from agentrl.train.sft import HOW_TO_GO_ON, SFTResult, SFTStep, run_sft
-from agentrl.train.sft_config import LAST_FILE, SFTConfig
+from agentrl.train.sft_config import SFTConfig
 from agentrl.train.sft_data import (
     ChatExample,
     ConversationColumns,
@@ -222,11 +223,14 @@ def _encoded(
 def _start_of(settings: SFTConfig, examples: Sequence[ChatExample], run: RunDir) -> str:
     """Return where the embedded model lies before training; made once, also for a resume."""
     folder = run.path / _START
-    if not (folder / LAST_FILE).is_file():
+    if not folder.is_dir():
         start = fresh_tiny(examples, vocab_size=DEFAULT_VOCAB_SIZE, seed=settings.seed)
+        writing = run.path / f".writing-{_START}"
+        shutil.rmtree(writing, ignore_errors=True)  # of a start that was killed
         with quiet_transformers():
-            start.tokenizer.save_pretrained(folder)
-            start.model.save_pretrained(folder)
+            start.tokenizer.save_pretrained(writing)
+            start.model.save_pretrained(writing)
+        writing.rename(folder)
     return str(folder)
 
 

@@ -109,7 +109,7 @@ def run_sft(
         losses.append(metrics["loss"])
         num_tokens += batch.num_tokens
         skipped_in_a_row = skipped_in_a_row + 1 if metrics.get("skipped") else 0
-        if skipped_in_a_row == _MAX_SKIPPED_IN_A_ROW:
+        if skipped_in_a_row == min(_MAX_SKIPPED_IN_A_ROW, total):
             raise TrainingError(
                 f"the gradient was not finite in {skipped_in_a_row} steps in a row, up to step "
                 f"{step} of {total}: lower lr (now {config.lr}) or grad_clip"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from agentrl.errors import (
     CheckpointError,
@@ -102,6 +102,26 @@ def test_a_run_that_was_broken_off_ends_as_an_unbroken_one(
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     with pytest.raises(ConfigError, match="finished"):
         _tune(data, tmp_path / "out", resume=True)
+
+
+def test_a_start_that_was_killed_while_its_model_was_written_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = _file(tmp_path / "a.jsonl")
+    _tune(data, tmp_path / "whole")
+    save = PreTrainedModel.save_pretrained
+
+    def killed_half_way(model: PreTrainedModel, folder: Path) -> None:
+        save(model, folder)
+        (folder / "model.safetensors").unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PreTrainedModel, "save_pretrained", killed_half_way)
+        with pytest.raises(KeyboardInterrupt):
+            _tune(data, tmp_path / "out")
+    _tune(data, tmp_path / "out", resume=True)
+    assert torch.equal(_weights(tmp_path / "out"), _weights(tmp_path / "whole"))
 
 
 def test_sigterm_saves_the_step_and_says_how_to_go_on(

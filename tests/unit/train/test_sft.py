@@ -110,6 +110,15 @@ def test_gradients_that_stay_broken_stop_the_training() -> None:
     assert engine.num_skipped == 3
 
 
+def test_a_training_of_which_every_step_was_skipped_is_no_success() -> None:
+    config = SFTConfig(steps=2, episodes_per_step=4, warmup_steps=0)
+    engine = _engine(config)
+    with torch.no_grad():
+        engine.model.model.norm.weight.fill_(math.nan)
+    with pytest.raises(TrainingError, match="2 steps in a row, up to step 2 of 2.*lr"):
+        run_sft(config, engine, _examples(8, seed=0))
+
+
 def test_the_loss_of_a_step_is_the_mean_over_its_learned_tokens() -> None:
     config = SFTConfig(lr=0.0, steps=1, episodes_per_step=5, warmup_steps=0)
     engine, examples = _engine(config), _examples(5, seed=4)
