@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
@@ -57,7 +58,7 @@ class Batcher(Generic[Item, Answer]):
         return await future
 
     async def close(self) -> None:
-        """Stop; what still waits is cancelled."""
+        """Stop; what has no answer yet is cancelled."""
         if self._worker is not None:
             self._worker.cancel()
             await asyncio.wait((self._worker,))
@@ -68,8 +69,9 @@ class Batcher(Generic[Item, Answer]):
         while self._waiting:
             if len(self._waiting) < self._max_items:
                 self._full.clear()
-                await asyncio.wait((asyncio.ensure_future(self._full.wait()),),
-                                   timeout=self._window_s)  # fmt: skip
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._window_s):
+                        await self._full.wait()
             batch = [
                 self._waiting.popleft() for _ in range(min(len(self._waiting), self._max_items))
             ]
@@ -89,6 +91,10 @@ class Batcher(Generic[Item, Answer]):
             error = RewardServiceError(
                 f"the reward model did not score a batch of {len(items)} within {timeout_s:g} s"
             )
+        except asyncio.CancelledError:
+            for _, _, future in batch:
+                future.cancel()
+            raise
         except Exception as caught:  # handed to everyone who waits for this batch
             error = caught
         for index, (_, _, future) in enumerate(batch):

@@ -87,3 +87,38 @@ def test_closing_cancels_what_waits():
             await waiting
 
     asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_closing_cancels_what_is_being_computed():
+    begun, release = threading.Event(), threading.Event()
+
+    def hangs(items: Sequence[int]) -> Sequence[int]:
+        begun.set()
+        release.wait(60)
+        return items
+
+    async def main() -> None:
+        batcher = Batcher(hangs, max_items=1, window_s=0.0)
+        computed = asyncio.create_task(batcher.ask(0, timeout_s=60))
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
+        await batcher.close()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(computed, 30)
+
+    try:
+        asyncio.run(asyncio.wait_for(main(), 60))
+    finally:
+        release.set()
+
+
+def test_batches_that_do_not_fill_leave_nothing_behind():
+    async def main() -> int:
+        batcher = Batcher(lambda items: items, max_items=9, window_s=0.0)
+        for item in range(20):
+            await batcher.ask(item, timeout_s=30)
+        left = len(asyncio.all_tasks())
+        await batcher.close()
+        return left
+
+    assert asyncio.run(asyncio.wait_for(main(), 30)) <= 3  # this one, its caller, the worker
