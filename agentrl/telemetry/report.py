@@ -196,7 +196,7 @@ def _entry(item: dict[str, Any]) -> str:
 def _status(config: dict[str, Any], lines: Lines) -> dict[str, Any]:
     done = int(lines[-1]["step"]) if lines else 0
     total = _lookup(config, ("trainer", "total_steps"))
-    total = total if isinstance(total, int) else None
+    total = total if isinstance(total, int) and total > 0 else None  # 0: trainer.epochs decides
     return {"done": done, "total": total, "finished": total is not None and done >= total}
 
 

@@ -67,6 +67,7 @@ _PLAIN_FIELDS = [
     if name not in ("segments", "turns", "task", "score", "stop_reason", "messages")
 ]
 _MAX_DEPTH = 64
+_NOT_FINITE = ("nan", "inf", "-inf")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -293,4 +294,6 @@ def _tag(value: Any, depth: int = 0) -> Any:
 
 
 def _untag(value: dict[str, Any]) -> Any:
-    return float(value["$float"]) if value.keys() == {"$float"} else value
+    # Any other value of that name is data: a model may call a tool with whatever it likes.
+    is_ours = value.keys() == {"$float"} and value["$float"] in _NOT_FINITE
+    return float(value["$float"]) if is_ours else value

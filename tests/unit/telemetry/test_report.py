@@ -99,6 +99,12 @@ def test_the_page_tells_what_happened(finished_run: RunDir) -> None:
     _assert_safe(page)
 
 
+def test_a_run_whose_length_its_epochs_decide_is_not_called_finished(own_run: RunDir) -> None:
+    own_run.write_config("trainer: {total_steps: 0, epochs: 2.0}")
+    page, _ = _render(own_run)
+    assert "3 steps" in page.words and "finished," not in page.words
+
+
 def test_numbers_on_the_page_are_those_of_the_files(finished_run: RunDir) -> None:
     page, _ = _render(finished_run)
     lines = [json.loads(line) for line in finished_run.metrics_path.read_text().splitlines()]

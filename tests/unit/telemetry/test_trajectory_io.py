@@ -186,6 +186,15 @@ def test_data_that_json_cannot_hold_is_kept_in_words(tmp_path: Path) -> None:
     assert "nested deeper" in json.dumps(back["deep"])
 
 
+def test_arguments_that_look_like_a_mark_of_the_format_are_data(tmp_path: Path) -> None:
+    item = make_trajectory(seed=0, num_turns=2)
+    arguments: dict[str, Any] = {"a": {"$float": "x"}, "b": {"$float": 1}, "c": {"$float": [1]}}
+    item.turns[0].tool_calls[0].arguments = arguments
+    write_trajectories(tmp_path / "x.jsonl", [item])
+    (back,) = read_trajectories(tmp_path / "x.jsonl")
+    assert back.turns[0].tool_calls[0].arguments == arguments
+
+
 def test_a_shape_error_names_the_trajectory(tmp_path: Path) -> None:
     item = make_trajectory(seed=0, identity="odd")
     segment = replace(item.segments[0], roles=np.zeros(1, np.int8))
