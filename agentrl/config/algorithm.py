@@ -147,6 +147,12 @@ def _groups(groups: GroupsConfig) -> Iterable[str]:
             f"algo.groups.variance_top_p={groups.variance_top_p}: must be above 0 and at most 1, "
             "which keeps every group"
         )
+    if groups.refill and not groups.drop_zero_advantage:
+        yield (
+            "algo.groups.refill=true with algo.groups.drop_zero_advantage=false: groups without "
+            "signal would be replaced, and train beside their replacements; leave one of the two "
+            "out"
+        )
     if groups.max_refills < 1:
         yield (
             f"algo.groups.max_refills={groups.max_refills}: must be at least 1; to refill nothing "

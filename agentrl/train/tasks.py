@@ -121,6 +121,8 @@ def _upper_bound(count: CountTokens, limit: int) -> CountTokens:
     frame = count([{"role": "user", "content": "x"}])  # what the template itself takes
 
     def bounded(messages: Sequence[Message]) -> int:
+        if any(message.keys() > {"role", "content"} for message in messages):
+            return count(messages)  # calls of tools, which the template spells as it likes
         num_bytes = sum(len(message["content"].encode(errors="replace")) for message in messages)
         at_most = num_bytes + frame * len(messages)
         return at_most if at_most <= limit else count(messages)

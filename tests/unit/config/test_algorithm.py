@@ -311,6 +311,11 @@ CASES: list[tuple[list[str], list[str], list[str]]] = [
         ["algo.groups.variance_top_p=1"],
     ),
     (
+        ["algo=dapo", "algo.groups.drop_zero_advantage=false"],
+        ["refill=true with algo.groups.drop_zero_advantage=false", "leave one of the two out"],
+        ["algo.groups.drop_zero_advantage=false"],
+    ),
+    (
         ["algo=dapo", "algo.groups.max_refills=0"],
         ["algo.groups.max_refills=0: must be at least 1", "algo.groups.refill=false"],
         ["algo=dapo", "algo.groups.max_refills=1"],

@@ -139,6 +139,23 @@ def test_a_prompt_that_the_context_cannot_hold_is_dropped_and_counted(tmp_path: 
     assert [task.data["prompt"] for task in tasks["train"]["e"]] == words[:1]
 
 
+def test_calls_of_tools_in_a_prompt_count_as_they_are_rendered(tmp_path: Path) -> None:
+    renderer = Renderer(make_tokenizer())
+    call = {"function": {"name": "run", "arguments": {"code": "x = 1 # " * 200}}}
+    prompt = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", **call}]},
+        {"role": "tool", "content": "1"},
+    ]
+    rows = [{"prompt": messages, "answer": "a"} for messages in (prompt, prompt[:1])]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = DataConfig(train=str(tmp_path / "a.jsonl"), max_prompt_tokens=150)
+    own = [environment(Own())]
+    assert prompt_counter(renderer, Toolbox([]))(prompt) > 150  # type: ignore[arg-type]
+    tasks = load_tasks(own, data)
+    assert bound_lengths(tasks, own, data, renderer, max_context_tokens=999) == {"train": 1}
+
+
 @pytest.mark.parametrize(
     ("epochs", "num_tasks", "steps"),
     [(1, 100, 4), (1, 96, 3), (2, 96, 6), (0.5, 96, 2), (0.1, 30, 1), (3, 32, 3), (0.3, 320, 3)],
