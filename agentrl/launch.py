@@ -44,6 +44,7 @@ from agentrl.telemetry.tracker import MissingExtraError, TrackedRun, build_track
 from agentrl.train.assemble import assemble
 from agentrl.train.checkpoint import CheckpointStore
 from agentrl.train.compute_thread import ComputeThread
+from agentrl.train.config import TelemetryConfig
 from agentrl.train.credit import has_signal
 from agentrl.train.critic import Critic
 from agentrl.train.evaluate import Evaluator, choose_tasks
@@ -227,6 +228,7 @@ def _learner(
     reference = None
     if config.algo.kl.coef:
         reference = actor.without_adapters() if config.lora.rank else engines["reference"]
+        reference.offload()
     critic = None
     if "critic" in engines:
         critic = Critic(engine=engines["critic"], config=config.critic, seed=config.trainer.seed)
@@ -291,9 +293,10 @@ def _trackers(config: Config, run_dir: RunDir, progress: Progress, num_steps: in
         keep_through_step=(progress.step or -1) if config.trainer.resume else None,
         config=to_dict(config),
     )
-    choices: Mapping[str, Mapping[str, Any]] = {
-        "jsonl": {},
-        "rich": {"quiet": config.telemetry.quiet},
-        **{name: {} for name in config.telemetry.trackers},
-    }
-    return closing(build_trackers(choices, run, skip_missing=True))
+    return closing(build_trackers(tracker_choices(config.telemetry), run, skip_missing=True))
+
+
+def tracker_choices(config: TelemetryConfig) -> dict[str, Mapping[str, Any]]:
+    """Return the trackers of a run with their arguments: those of every run, and those named."""
+    found: dict[str, Mapping[str, Any]] = {name: {} for name in ("jsonl", *config.trackers)}
+    return found | {"rich": {"quiet": config.quiet}}

@@ -284,6 +284,9 @@ class FakeParts:
     def flush(self) -> None:
         """Nothing is being written."""
 
+    def offload(self) -> None:
+        """Hold no device."""
+
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
         """Keep the line of a step."""
         if step:

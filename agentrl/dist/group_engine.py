@@ -156,6 +156,9 @@ class GroupWithoutAdapters:
             fields=tuple(fields),
         )
 
+    def offload(self) -> None:
+        """Do nothing: the weights are the actor's."""
+
 
 class GroupSave:
     """A state on its way to disk, from all ranks; a :class:`~agentrl.dist.engine.PendingSave`."""

@@ -160,6 +160,9 @@ class WithoutAdapters:
                 batch, tokens_per_micro_batch=tokens_per_micro_batch, fields=fields
             )
 
+    def offload(self) -> None:
+        """Do nothing: the weights are the actor's."""
+
 
 def attach_adapters(model: Any, config: LoraConfig, *, seed: int, source: str = "") -> Adapters:
     """Put adapters into ``model``, in place: from here on nothing else of it trains.

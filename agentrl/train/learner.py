@@ -48,6 +48,10 @@ class ReferencePolicy(Protocol):
         """See :meth:`~agentrl.dist.engine.TrainEngine.infer_batch`."""
         ...
 
+    def offload(self) -> None:
+        """See :meth:`~agentrl.dist.engine.TrainEngine.offload`."""
+        ...
+
 
 class Learner:
     """The algorithm of one step, on the training engines of policy and critic.
@@ -239,6 +243,7 @@ class Learner:
             assert self.reference is not None, "algo.kl.coef is set, but no reference was loaded"
             found = self.reference.infer_batch(batch, tokens_per_micro_batch=budget)
             batch.tokens["ref_logprobs"] = found["logprobs"]
+            self.reference.offload()  # as far as actor.offload says: the policy's turn is next
 
     def _model_inputs(
         self, batch: TrainBatch, needs: Collection[str]

@@ -9,6 +9,7 @@ branch on the mode in the loop: episodes go on while it computes, as far as the 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -41,6 +42,8 @@ from agentrl.train.waiting import waiting_part
 from agentrl.types import TrajectoryGroup
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -91,7 +94,7 @@ class Trainer:
             TrainingError: no signal or non-finite gradients for too long, or a deadline passed.
             Preempted: :meth:`request_stop` was called; the last whole step is saved.
         """
-        await self.weights.publish(version=self.step)
+        await self.publish()
         if self.step == 0:
             self.tracker.log(await self.unless_stopped(self.evaluate()), 0)
         async with self.producer.running(start=self.progress.cursor):
@@ -104,12 +107,17 @@ class Trainer:
                         metrics |= await self.train_on(batch, groups)
                     metrics |= self.describe(groups, batch)
                     metrics |= await self.advance()
-                    metrics |= await self.evaluate()
+                    held_out, failure = await self.evaluate_step()
+                    metrics |= held_out
                     await self.record(groups, batch, step=self.step)
-                metrics["timing_s/save"] = self._save_s  # of the checkpoint before this step
+                # Of the checkpoint that was written between the step before and this one, if any.
+                metrics["timing_s/save"], self._save_s = self._save_s, 0.0
                 metrics |= throughput_metrics(metrics, trained_tokens=batch.num_tokens)
                 self.tracker.log(metrics, self.step)
-                await self.save_if_due(metrics)
+                await self.save_if_due(metrics, at_once=failure is not None)
+                if failure is not None:
+                    self.checkpoints.flush()
+                    raise failure
                 await self.buffer.advance(version=self.step)
         self.checkpoints.flush()
         refuse_untrained(self.engines["actor"])
@@ -117,7 +125,7 @@ class Trainer:
     def request_stop(self, reason: str) -> None:
         """Ask :meth:`fit` to save the last whole step and end. Call it on the event loop.
 
-        What is being collected is given up at once; an update that has begun is finished.
+        What is being sampled is given up at once; an update that has begun is finished.
         """
         self._stop_reason = reason
         self._stop.set()
@@ -128,16 +136,24 @@ class Trainer:
         Raises:
             Preempted: it was.
         """
-        task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
+        done = await self._until_stopped(work)
+        if done is not None:
+            return done.result()
+        await self.save_and_end()
+
+    async def _until_stopped(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T] | None:
+        """Return the finished task of ``work``; None where a stop was requested meanwhile."""
+        task, stop = asyncio.create_task(work), asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
+            # Of what is done in time nothing is kept either: where groups are always ready, a stop
+            # would else never be obeyed.
+            failed = task.done() and (task.cancelled() or task.exception() is not None)
+            return task if failed or not self._stop.is_set() else None
         finally:
             for waiting in (task, stop):
                 waiting.cancel()
             await asyncio.gather(task, stop, return_exceptions=True)
-        await self.save_and_end()
 
     async def save_and_end(self) -> NoReturn:
         """Save the last whole step, if there is one, and say where the run stands.
@@ -220,7 +236,34 @@ class Trainer:
         """Publish the new weights: from here on the next version is sampled."""
         self.progress.step += 1
         with self.meter.span("sync"):
-            return await self.weights.publish(version=self.step)
+            return await self.publish()
+
+    async def publish(self) -> Metrics:
+        """Have the present weights sampled; engines then give up what they need not keep."""
+        metrics = await self.weights.publish(version=self.step)
+        for engine in self.engines.values():
+            await self.compute.run(engine.offload)
+        return metrics
+
+    async def evaluate_step(self) -> tuple[Metrics, Exception | None]:
+        """Measure the policy after a step, which is kept whatever comes of this.
+
+        Returns:
+            Metrics, none where a stop was requested meanwhile; and what the evaluation failed with.
+        """
+        if not self.evaluator.due(self.step):
+            return {}, None
+        try:
+            if (done := await self._until_stopped(self.evaluate())) is not None:
+                return done.result(), None
+        except Exception as error:
+            return {}, error
+        logger.warning(
+            "the evaluation after step %d is given up (%s): measure that policy with agentrl eval",
+            self.step,
+            self._stop_reason,
+        )
+        return {}, None
 
     async def evaluate(self) -> Metrics:
         """Measure the policy where an evaluation is due, and store its trajectories."""
@@ -261,8 +304,8 @@ class Trainer:
                 sampling=self.config.trajectories,
             )
 
-    async def save_if_due(self, metrics: Metrics) -> None:
-        """Note where the run stands, and save that where due.
+    async def save_if_due(self, metrics: Metrics, *, at_once: bool) -> None:
+        """Note where the run stands, and save that where due, or ``at_once``.
 
         Metrics and trajectories of the step are on disk by then.
         """
@@ -272,7 +315,7 @@ class Trainer:
         self._line = self.buffer.line
         last = self.step == self.config.total_steps
         every = self.config.save_every
-        if last or (every and self.step % every == 0):
+        if at_once or last or (every and self.step % every == 0):
             await self.save(score=held_out_success(metrics))
 
     async def save(self, *, score: float | None) -> None:

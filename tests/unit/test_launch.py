@@ -11,8 +11,9 @@ import pytest
 from agentrl.config.load import load
 from agentrl.config.schema import Config
 from agentrl.errors import AgentRLError
-from agentrl.launch import open_trainer
+from agentrl.launch import open_trainer, tracker_choices
 from agentrl.testing import EchoEnv
+from agentrl.train.config import TelemetryConfig
 from agentrl.types import Task
 
 NEVER = threading.Event()
@@ -39,6 +40,11 @@ def refusal(config: Config) -> str:
     with pytest.raises(AgentRLError) as caught:
         asyncio.run(start())
     return str(caught.value)
+
+
+def test_a_run_that_names_a_tracker_of_every_run_stays_quiet() -> None:
+    chosen = tracker_choices(TelemetryConfig(trackers=["rich", "tensorboard"], quiet=True))
+    assert chosen == {"jsonl": {}, "rich": {"quiet": True}, "tensorboard": {}}
 
 
 def test_tasks_that_never_come_end_the_start(tmp_path: Path) -> None:

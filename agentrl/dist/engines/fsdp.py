@@ -198,13 +198,17 @@ class FSDPEngine:
         model on one process are the live ones: a receiver that keeps them must copy. Adapters are
         merged, which leaves weights as they are.
         """
-        self._onload_weights()
         self._release()
+
+        def whole(value: Tensor) -> Tensor:
+            self._onload_weights()  # another phase may have had the device since the last tensor
+            return full_tensor(value)
+
         if self.adapters is not None:
-            yield from self.adapters.merged(full_tensor)
+            yield from self.adapters.merged(whole)
             return
         for name, value in live_tensors(self._packed):
-            yield name, full_tensor(value.detach())
+            yield name, whole(value.detach())
 
     def without_adapters(self) -> WithoutAdapters:
         """Return the policy that adapters were attached to: of these weights, not a copy."""

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from agentrl.algo.loss import PolicyLoss
 from agentrl.algo.policy_losses import Vanilla
 from agentrl.batch import Batch
-from agentrl.dist.config import EngineConfig, Precision, Schedule
+from agentrl.dist.config import EngineConfig, Offload, Precision, Schedule
 from agentrl.dist.engines.fsdp import FSDPEngine
 from agentrl.dist.ranks import Ranks
 from agentrl.dist.sharded_state import load_full, read_values
@@ -205,6 +205,17 @@ def test_tied_tensors_are_exported_once_under_the_name_of_the_saved_file(
         engine.export_pretrained(tmp_path / str(tied))
         assert set(names) == set(load_file(tmp_path / str(tied) / "model.safetensors"))
         assert ("lm_head.weight" in names) is not tied
+
+
+def test_weights_that_leave_the_device_during_an_export_come_back_for_it(tiny_model: Make) -> None:
+    engine = _engine(tiny_model(), EngineConfig(offload=Offload.all))
+    before = _weights(engine)
+    stream = engine.export_params()
+    first, _ = next(stream)
+    engine.offload()
+    assert all(value.untyped_storage().nbytes() == 0 for value in engine.model.parameters())
+    for name, value in stream:
+        assert name != first and torch.equal(value, before[name]), name
 
 
 def test_an_exported_model_gives_the_same_logits(

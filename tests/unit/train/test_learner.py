@@ -24,7 +24,7 @@ from agentrl.algo.config import (
 )
 from agentrl.algo.loss import make_loss
 from agentrl.batch import Batch, RowView
-from agentrl.dist.config import ActorConfig
+from agentrl.dist.config import ActorConfig, Offload
 from agentrl.dist.engines.fsdp import FSDPEngine
 from agentrl.dist.ranks import Ranks
 from agentrl.testing.random_models import VOCAB, build
@@ -260,6 +260,14 @@ def test_a_kl_in_the_reward_moves_advantages_and_one_in_the_loss_does_not(model:
     in_loss = advantages(KLPlace.loss, 0.5)
     in_reward = advantages(KLPlace.reward, 0.5)
     assert float((in_loss - in_reward).abs().max()) > 1e-3
+
+
+def test_the_reference_leaves_the_device_once_it_has_scored(model: Any) -> None:
+    algo = AlgoConfig(kl=KLConfig(coef=0.1))
+    made, _ = learner(model, algo, offload=Offload.all)
+    made.assign_credit(prepared(model, algo))
+    weights = list(made.reference.model.parameters())  # type: ignore[union-attr]
+    assert all(value.untyped_storage().nbytes() == 0 for value in weights)
 
 
 @pytest.mark.parametrize("kind", ["k1", "k3", "abs"])

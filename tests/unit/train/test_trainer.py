@@ -55,6 +55,11 @@ class Parts:
         self.scores: list[float | None] = []
         self.sampled: list[tuple[int, int]] = []
         self.version = -1
+        self.offloaded: list[int] = []
+        """Versions after whose publishing the engine could leave the device."""
+        self.fail_evaluation: Exception | None = None
+        self.evaluations_hang = False
+        """Those after the first step."""
         self.num_updates, self.num_skipped = 1, 0
         self.max_staleness = 0
         self.line: list[Slot] = []
@@ -104,6 +109,9 @@ class Parts:
     def flush(self) -> None:
         self.events.append("flush")
 
+    def offload(self) -> None:
+        self.offloaded.append(self.version)
+
     def log(self, metrics: dict[str, Any], step: int) -> None:
         self.events.append(f"log {step}")
         self.lines.append((step, metrics))
@@ -141,6 +149,10 @@ class Parts:
 
         async def evaluate(split: str, dispatch: Dispatch) -> TrajectoryGroup:
             self.events.append(f"evaluate {split} {self.version}")
+            if self.version and self.fail_evaluation is not None:
+                raise self.fail_evaluation
+            if self.version and self.evaluations_hang:
+                await asyncio.sleep(3600)
             return await self.run_group(dispatch)
 
         return Trainer(
@@ -239,11 +251,68 @@ def test_a_stop_during_an_update_lets_the_step_finish(tmp_path: Path) -> None:
     assert parts.events[-4:] == ["publish 2", "log 2", "save 2", "flush"]
 
 
+def test_a_stop_is_obeyed_although_the_next_step_has_all_its_groups(tmp_path: Path) -> None:
+    parts = Parts(tmp_path)
+    parts.max_staleness = 2  # sampling is ahead of training at all times
+    progress = stopped(parts, when="log 3", total_steps=9, save_every=9)
+    assert progress.step == 3 and parts.events[-2:] == ["save 3", "flush"]
+
+
+def test_a_stop_does_not_hide_an_error_that_came_with_it(tmp_path: Path) -> None:
+    parts = Parts(tmp_path)
+
+    async def main() -> None:
+        trainer = parts.trainer(TrainerConfig(), Progress(), FailureConfig())
+
+        async def failing() -> None:
+            trainer.request_stop("SIGTERM")
+            raise TrainingError("no signal")
+
+        await trainer.unless_stopped(failing())
+
+    with pytest.raises(TrainingError, match="no signal"):
+        asyncio.run(main())
+
+
 def test_a_stop_at_a_saved_step_does_not_save_it_again(tmp_path: Path) -> None:
     parts = Parts(tmp_path)
     parts.hang_from = 4
     stopped(parts, when="save 2", total_steps=9, save_every=2)
     assert parts.events.count("save 2") == 1 and parts.events[-1] == "flush"
+
+
+def test_a_stop_during_an_evaluation_gives_it_up_and_keeps_the_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    parts = Parts(tmp_path)
+    parts.evaluations_hang = True
+    stopped(parts, when="evaluate val 2", total_steps=9, save_every=9, eval_every=2)
+    assert parts.events[-4:] == ["evaluate val 2", "log 2", "save 2", "flush"]
+    assert parts.saved[-1][1]["cursor"] == 4 and parts.scores == [None]
+    assert "evaluation after step 2 is given up (SIGTERM): " in caplog.text
+
+
+def test_an_evaluation_that_fails_ends_the_run_with_its_last_step_saved(tmp_path: Path) -> None:
+    parts = Parts(tmp_path)
+    parts.fail_evaluation = TrainingError("most episodes failed")
+    with pytest.raises(ExceptionGroup) as caught:
+        fit(parts, total_steps=9, save_every=0)
+    assert caught.value.exceptions == (parts.fail_evaluation,)
+    assert parts.events[-4:] == ["evaluate val 2", "log 2", "save 2", "flush"]
+    assert parts.saved[-1][0] == 2 and parts.saved[-1][1]["cursor"] == 4
+
+
+def test_the_time_of_a_save_counts_once(tmp_path: Path) -> None:
+    parts = Parts(tmp_path)
+    fit(parts, total_steps=5, eval_every=0, save_every=2)
+    waited = [line["timing_s/save"] > 0 for _, line in parts.lines if "step" in line]
+    assert waited == [False, False, True, False, True]
+
+
+def test_engines_may_leave_the_device_once_their_weights_are_sampled(tmp_path: Path) -> None:
+    parts = Parts(tmp_path)
+    fit(parts, total_steps=2, eval_every=0)
+    assert parts.offloaded == [0, 1, 2]
 
 
 def test_a_stop_before_the_first_step_saves_nothing(tmp_path: Path) -> None:
