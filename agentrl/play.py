@@ -43,6 +43,8 @@ def playing_config(env_id: str | None, model: str | None, overrides: Sequence[st
     if model is not None:
         settings.insert(0, f"model.path={quote(model)}")
     base = from_yaml(run_config_path(model)) if model is not None and is_run(model) else None
+    if base is not None:
+        base.model.chat_template = None  # the run's tokenizer has it
     config = load(settings, base=base)
     _refuse_settings_of_options(overrides)
     if base is not None:  # the lengths of the run

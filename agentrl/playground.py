@@ -192,7 +192,7 @@ def _replicas(
 
     serving = config.rollout.serving
     if serving.interrupt_updates is None:  # else nothing is in flight when an update comes
-        serving = replace(serving, interrupt_updates=config.rollout.max_staleness > 0)
+        serving = replace(serving, interrupt_updates=config.rollout.runs_ahead)
     return ReplicaSet(
         spawn,
         config.rollout.replicas_per_gpu,
@@ -222,13 +222,20 @@ async def open_policy(
 
 
 def _model_of(config: Config) -> ModelConfig:
-    """A resumed run takes its model from its own directory, whatever became of the original."""
+    """A resumed run takes its model from its own directory, whatever became of the original.
+
+    That holds the chat template too: its file may be gone, or say something else by now.
+    """
     run = config.trainer.resume
     if run is None or not is_run(run):
         return config.model
     if config.lora.rank:  # adapters come with the checkpoint, for the model as it was without them
         folder = base_of_adapters(Path(run))
-        return config.model if folder is None else replace(config.model, path=str(folder))
+        return config.model if folder is None else _own(config.model, str(folder))
     if not CheckpointStore.of_run(Path(run)).steps():
         return config.model
-    return replace(config.model, path=run)
+    return _own(config.model, run)
+
+
+def _own(model: ModelConfig, path: str) -> ModelConfig:
+    return replace(model, path=path, chat_template=None)

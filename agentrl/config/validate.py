@@ -26,6 +26,7 @@ from agentrl.errors import ConfigError
 from agentrl.reward.checks import reward_problems
 from agentrl.rollout.config import FailurePolicy, TreeConfig
 from agentrl.rollout.serving.config import serving_problems
+from agentrl.train.config import TINY
 
 if TYPE_CHECKING:
     from agentrl.config.schema import Config
@@ -236,6 +237,12 @@ def _choices(config: Config) -> Iterable[str]:
 
     if not config.model.path:
         yield "model.path is not set: give a hub id, a directory, a .gguf file, or tiny"
+    if config.model.path == TINY and config.model.chat_template is not None:
+        yield (
+            f"model.chat_template={config.model.chat_template!r} with model.path={TINY}: the "
+            "embedded model is made with a template of its own, so it would change nothing; leave "
+            "it out, or name another model"
+        )
     yield from mix_problems(config.env)
     choices: dict[str, tuple[str, Iterable[str]]] = {
         "algo.loss_agg": (config.algo.loss_agg, AGGREGATIONS),

@@ -86,14 +86,24 @@ def load_tokenizer(path: str) -> Any:
 
 
 def load_with_weights(
-    folder: Path, weights: Mapping[str, Tensor], *, device: str = "auto"
+    folder: Path,
+    weights: Mapping[str, Tensor],
+    *,
+    device: str = "auto",
+    chat_template: str | None = None,
 ) -> LoadedModel:
     """Build a model from configuration and tokenizer in ``folder``, with ``weights``.
 
+    Args:
+        device, chat_template: as of :func:`load_model`.
+
     Raises:
-        ModelError: the weights are those of another model.
+        ModelError: the weights are those of another model, or the template cannot be used.
     """
+    template = None if chat_template is None else _read_template(Path(chat_template))
     model, tokenizer = _build(folder)
+    if template is not None:
+        tokenizer.chat_template = template
     try:
         missing, unexpected = model.load_state_dict(dict(weights), strict=False)
     except RuntimeError as error:  # a shape differs

@@ -73,7 +73,12 @@ async def open_model(
             )
         return load_model(str(start.path), device=config.device)
     if is_run(config.path):
-        return await asyncio.to_thread(open_run_model, Path(config.path), device=config.device)
+        return await asyncio.to_thread(
+            open_run_model,
+            Path(config.path),
+            device=config.device,
+            chat_template=config.chat_template,
+        )
     return await asyncio.to_thread(
         load_model, config.path, device=config.device, chat_template=config.chat_template
     )
@@ -90,7 +95,12 @@ def run_config_path(run: str) -> Path:
 
 
 def open_run_model(
-    run: Path, *, device: str = "auto", step: int | None = None, best: bool = False
+    run: Path,
+    *,
+    device: str = "auto",
+    step: int | None = None,
+    best: bool = False,
+    chat_template: str | None = None,
 ) -> LoadedModel:
     """Return the policy of a run, of the newest sound checkpoint unless told otherwise.
 
@@ -99,6 +109,7 @@ def open_run_model(
     Args:
         step: take the checkpoint of this step.
         best: take the one with the best success on held-out tasks.
+        chat_template: a jinja file that replaces the template of the run.
 
     Raises:
         CheckpointError: there is none.
@@ -107,7 +118,9 @@ def open_run_model(
     weights = _policy_weights(checkpoint)
     if any(map(is_adapter, weights)):
         weights = dict(_adapted(run, checkpoint, weights).merged(_itself))
-    loaded = load_with_weights(run / MODEL_FOLDER, weights, device=device)
+    loaded = load_with_weights(
+        run / MODEL_FOLDER, weights, device=device, chat_template=chat_template
+    )
     return replace(loaded, source=f"{run} step {checkpoint.step}")
 
 

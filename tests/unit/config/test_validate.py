@@ -39,6 +39,10 @@ ENV = "env.id=guess_number"
         (["algo.loss_agg=token_mean"], r"did you mean token-mean"),
         (["rollout.engine.id=vlm"], r"rollout.engine.id='vlm' is unknown; did you mean vllm\?"),
         (["model.tool_parser=hermess"], r"did you mean hermes"),
+        (
+            ["model.chat_template=a.jinja"],
+            r"chat_template='a.jinja' with model.path=tiny: .*leave it out, or name another model",
+        ),
         (["telemetry.trackers=[tensorbord]"], r"did you mean tensorboard"),
         (["cluster.kind=slurm"], r"cluster.kind='slurm' is unknown; known: local"),
         (["rollout.temperature=0.001"], r"rollout.temperature=0.001.*at least 0.01"),

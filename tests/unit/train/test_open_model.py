@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import asyncio
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from agentrl.cli.export import command as export
+from agentrl.config.schema import Config
 from agentrl.dist.config import EngineConfig, LoraConfig
 from agentrl.dist.engine import PendingSave
 from agentrl.dist.engines.fsdp import FSDPEngine
@@ -22,11 +24,15 @@ from agentrl.dist.sharded_state import save_sharded
 from agentrl.errors import CheckpointError
 from agentrl.model.load import LoadedModel
 from agentrl.model.tiny import build_tiny, tiny_config
-from agentrl.testing import make_tokenizer
+from agentrl.playground import open_policy
+from agentrl.rollout.config import RolloutConfig
+from agentrl.testing import FakeSandboxes, make_tokenizer
 from agentrl.train.checkpoint import CheckpointStore
+from agentrl.train.config import ModelConfig, TrainerConfig
 from agentrl.train.open_model import (
     ProgressLines,
     keep_model_files,
+    open_model,
     open_run_model,
 )
 from agentrl.train.seal import seal
@@ -78,6 +84,36 @@ def test_a_run_gives_its_newest_its_best_or_any_policy(tmp_path: Path) -> None:
         loaded = open_run_model(tmp_path / "run", device="cpu", **choice)
         assert torch.equal(_logits(loaded.model), logits[index]), choice
         assert loaded.source.endswith(f"step {index + 1}")
+
+
+def test_a_template_that_is_given_replaces_that_of_the_run(tmp_path: Path) -> None:
+    _run_of_three(tmp_path / "run", (None,))
+    (tmp_path / "run" / "config.yaml").touch()
+    template = tmp_path / "other.jinja"
+    template.write_text("{{ messages }}")
+    config = ModelConfig(path=str(tmp_path / "run"), device="cpu")
+    opened = [
+        asyncio.run(open_model(chosen, [], sandboxes=FakeSandboxes(), quiet=True))
+        for chosen in (config, replace(config, chat_template=str(template)))
+    ]
+    own, other = (loaded.tokenizer.chat_template for loaded in opened)
+    assert own == make_tokenizer().chat_template and other == "{{ messages }}"
+
+
+@pytest.mark.parametrize("lora", [LoraConfig(), LORA], ids=["whole", "adapters"])
+def test_a_resumed_run_needs_no_template_but_its_own(tmp_path: Path, lora: LoraConfig) -> None:
+    run = tmp_path / "run"
+    _run_with_adapters(run) if lora.rank else _run_of_three(run, (None,))
+    (run / "config.yaml").touch()
+    gone = str(tmp_path / "deleted_since.jinja")
+    config = Config(
+        model=ModelConfig(path="some/model", chat_template=gone, device="cpu"),
+        lora=lora,
+        rollout=RolloutConfig(max_response_tokens=256, max_context_tokens=512),
+        trainer=TrainerConfig(resume=str(run)),
+    )
+    loaded = asyncio.run(open_policy(config, [], FakeSandboxes()))  # type: ignore[arg-type]
+    assert loaded.tokenizer.chat_template == make_tokenizer().chat_template
 
 
 def test_the_best_policy_is_exported_as_transformers_loads_it(tmp_path: Path) -> None:
