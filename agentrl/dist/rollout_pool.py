@@ -26,6 +26,10 @@ T = TypeVar("T")
 
 METRICS_TIMEOUT_S = 10.0
 """For a worker to say what its engines have done."""
+ANSWER_TIMEOUT_S = 60.0
+"""For a worker to say that it is there, where an update has failed, or that it has cut a group."""
+DEVICE_TIMEOUT_S = 600.0
+"""For all workers to give their devices away, or to take them again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -169,7 +173,9 @@ class RolloutPool:
         if (found := self._playing.get((purpose, dispatch.index))) is not None:
             member, handle = found
             try:
-                await handle.cut(purpose, dispatch)
+                with suppress(TimeoutError):  # it hangs, and others wait to be cut
+                    async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                        await handle.cut(purpose, dispatch)
             except WorkerLost as error:
                 await self._replace(member, handle, error)
 
@@ -205,12 +211,18 @@ class RolloutPool:
         Raises:
             WorkerLost: see :meth:`run_group`.
         """
-        found: list[dict[str, float]] = []
+        return await self._ask_every(lambda handle: handle.metrics(), METRICS_TIMEOUT_S)
+
+    async def _ask_every(
+        self, question: Callable[[RolloutHandle], Awaitable[T]], timeout_s: float
+    ) -> list[T]:
+        """Return the answers of the living workers that answer in time; replace the lost ones."""
+        found: list[T] = []
 
         async def ask(_: _Member, handle: RolloutHandle) -> None:
             with suppress(TimeoutError):
-                async with asyncio.timeout(METRICS_TIMEOUT_S):
-                    found.append(await handle.metrics())
+                async with asyncio.timeout(timeout_s):
+                    found.append(await question(handle))
 
         await self._on_every(ask)
         return found
@@ -248,15 +260,7 @@ class RolloutPool:
         try:
             opened, _ = await self._open(member)
             async with self._control:
-                if self._shipment is not None:
-                    served = await opened.load(self._shipment)
-                    refuse_other_weights(self._shipment, served, where=member.label)
-                elif self._direct is not None:
-                    channel, version = self._direct
-                    caught_up = await channel.catch_up(version, opened, member.label)
-                    member.is_behind = not caught_up  # training has gone on: an update is near
-                if self._asleep:
-                    await opened.sleep(self._asleep)
+                await self._catch_up(member, opened)
                 member.handle = opened  # not before it has weights
             async with self._changed:
                 self._changed.notify_all()
@@ -270,6 +274,30 @@ class RolloutPool:
             if isinstance(error, asyncio.CancelledError):
                 raise
             await self._fail(error)
+
+    async def _catch_up(self, member: _Member, opened: RolloutHandle) -> None:
+        """Give a new process the weights that the others have, and have it sleep if they do.
+
+        Raises:
+            WorkerTimeout: it hangs; everybody waits for it.
+        """
+        if self._direct is not None:  # it has deadlines of its own, and may wait for an update
+            channel, version = self._direct
+            caught_up = await channel.catch_up(version, opened, member.label)
+            member.is_behind = not caught_up  # training has gone on: an update is near
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                if self._shipment is not None:
+                    served = await opened.load(self._shipment)
+                    refuse_other_weights(self._shipment, served, where=member.label)
+                if self._asleep:
+                    await opened.sleep(self._asleep)
+        except TimeoutError:
+            raise WorkerTimeout(
+                f"{member.label} was replaced and did not take the weights, or sleep, within "
+                f"cluster.start_timeout_s={self._start_timeout_s} s: its engine hangs, or the "
+                "network is slow; the run can be resumed, with a higher value if need be"
+            ) from None
 
     async def _fail(self, error: BaseException) -> None:
         async with self._changed:
@@ -353,7 +381,7 @@ class RolloutPool:
                     return await call(found)
                 except (EngineError, WorkerLost):
                     # Where a process has gone, others may be the first to complain.
-                    await self._on_every(lambda _, handle: handle.weight_target())
+                    await self._ask_every(lambda handle: handle.weight_target(), ANSWER_TIMEOUT_S)
                     if self.num_restarts == before:
                         raise
 
@@ -361,16 +389,31 @@ class RolloutPool:
         return [(item, item.handle) for item in self._members if item.handle is not None]
 
     async def sleep(self, level: int = 1) -> None:
-        """Have every engine give its device away. No request may be unfinished."""
+        """Have every engine give its device away. No request may be unfinished.
+
+        Raises:
+            WorkerTimeout: a process hangs.
+            WorkerLost: see :meth:`run_group`.
+        """
         async with self._control:
             self._asleep = level
-            await self._on_every(lambda _, handle: handle.sleep(level))
+            await self._hand_over("given its device away", lambda handle: handle.sleep(level))
 
     async def wake(self) -> None:
-        """Undo :meth:`sleep`."""
+        """Undo :meth:`sleep`; raises as it does."""
         async with self._control:
             self._asleep = 0
-            await self._on_every(lambda _, handle: handle.wake())
+            await self._hand_over("taken its device again", lambda handle: handle.wake())
+
+    async def _hand_over(self, what: str, call: Callable[[RolloutHandle], Awaitable[None]]) -> None:
+        try:
+            async with asyncio.timeout(DEVICE_TIMEOUT_S):
+                await self._on_every(lambda _, handle: call(handle))
+        except TimeoutError:
+            raise WorkerTimeout(
+                f"not every rollout worker has {what} after {DEVICE_TIMEOUT_S:g} s: a process "
+                "hangs; look at its log in Ray's. The run can be resumed"
+            ) from None
 
     async def _on_every(self, call: Callable[[_Member, RolloutHandle], Awaitable[Any]]) -> None:
         """Call every living worker at once; the lost ones are replaced.

@@ -140,7 +140,7 @@ async def push(
     failure: BaseException | None = None
     try:
         async with asyncio.timeout(timeout_s):
-            await _all([sink.begin_update for sink in sinks])
+            await call_all([sink.begin_update for sink in sinks])
             for index in range(len(plan.buckets)):
                 progress = f"bucket {index} of {len(plan.buckets)}"
                 # Its slot was read two buckets ago; the one before is being loaded meanwhile.
@@ -148,13 +148,13 @@ async def push(
                 if loading is not None:
                     await loading
                 loading = asyncio.ensure_future(
-                    _all([partial(sink.load_bucket, index) for sink in sinks])
+                    call_all([partial(sink.load_bucket, index) for sink in sinks])
                 )
             if loading is not None:
                 await loading
             progress = "the checksums"
             sums = await source.finish()
-            served = await _all([partial(sink.finish_update, version) for sink in sinks])
+            served = await call_all([partial(sink.finish_update, version) for sink in sinks])
     except TimeoutError:
         failure = EngineError(
             f"weights of version {version} have not arrived after {timeout_s:g} s: waiting for "
@@ -187,8 +187,8 @@ async def _give_up(sinks: Sequence[WeightSink], reason: str) -> None:
     await asyncio.gather(*telling, return_exceptions=True)
 
 
-async def _all(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
-    """Call and await all; the first error ends the others."""
+async def call_all(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+    """Call and await all; the first error ends the others, and is raised when they have ended."""
     tasks = [asyncio.ensure_future(call()) for call in calls]
     try:
         return await asyncio.gather(*tasks)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from agentrl.dist.weight_sync.place import Place, Target, choose_transport, senders_of
@@ -16,7 +17,7 @@ from agentrl.dist.weight_sync.sender import SendingRanks
 from agentrl.errors import ChannelOutdated, EngineError
 from agentrl.weights.channels.base import Address
 from agentrl.weights.plan import BucketPlan, ordered_like
-from agentrl.weights.push import push
+from agentrl.weights.push import call_all, push
 from agentrl.weights.served import ServedWeights, WeightSpec, differences
 
 
@@ -205,11 +206,11 @@ class DirectChannel:
         for rank, target in zip(sending, targets, strict=True):
             receivers[rank] += target.num_receivers
         addresses = await self._call("open", transport, self._plan, receivers, self._timeout_s)
-        await asyncio.gather(
-            *(
-                worker.connect(self._plan, addresses[rank])
+        await call_all(
+            [
+                partial(worker.connect, self._plan, addresses[rank])
                 for worker, rank in zip(workers, sending, strict=True)
-            )
+            ]
         )
         self._open_for = list(workers)
 

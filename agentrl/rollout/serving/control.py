@@ -119,15 +119,22 @@ class Control:
         interrupt: bool | None,
     ) -> ServedWeights:
         """Replace the weights of every replica."""
+        self._refuse_asleep()
         async with self.no_requests(interrupt=interrupt):
             replicas = await self._loadable(version)
             try:
                 engines = [engine_of(replica) for replica in replicas]
+                self._receivers = {}  # an engine has one channel
                 results = await self._publisher.publish(engines, params, version)
-                return self._take_served(replicas, results, version)
+                return self._take_served(replicas, engines, results, version)
             except BaseException as error:
                 self._break(version, error)
                 raise
+
+    def _refuse_asleep(self) -> None:
+        """Refuse an update that would wait for replicas of which none is started meanwhile."""
+        if self.sleep_level:
+            raise EngineError("the replicas are asleep; await wake() before an update")
 
     async def _loadable(self, version: int | None) -> list[Replica]:
         """Return the replicas that weights can be loaded into; none of them serves any more."""
@@ -151,16 +158,21 @@ class Control:
     def _take_served(
         self,
         replicas: Sequence[Replica],
+        engines: Sequence[RolloutEngine],
         results: Sequence[ServedWeights | EngineLost],
         version: int,
     ) -> ServedWeights:
-        """Let those serve that hold the weights."""
+        """Let those serve that hold the weights.
+
+        Args:
+            engines: that the results are of; a lost one may have been replaced since.
+        """
         served: list[tuple[Replica, ServedWeights]] = []
-        for replica, result in zip(replicas, results, strict=True):
-            if not isinstance(result, EngineLost):
+        for replica, engine, result in zip(replicas, engines, results, strict=True):
+            if isinstance(result, EngineLost):
+                self._supervisor.lost(replica, engine, result)
+            else:
                 served.append((replica, result))
-            elif replica.engine is not None:
-                self._supervisor.lost(replica, replica.engine, result)
         if not served:
             raise EngineLost(
                 f"every replica was lost while it loaded version {version}: "
@@ -201,6 +213,8 @@ class Control:
         assert self._channel is not None
         plan, address = self._channel
         new = [item for item in replicas if self._receivers.get(item) is not item.engine]
+        if new:
+            self._publisher.forget_connections()
         engines = [engine_of(item) for item in new]
         results = await on_each(engines, lambda engine: _sink(engine).connect(plan, address))
         for replica, engine, result in zip(new, engines, results, strict=True):
@@ -213,6 +227,7 @@ class Control:
         """Shut the gate until :meth:`finish_update`; see ``WeightSink``."""
         if self._channel is None:
             raise EngineError("the replicas have no channel of weights; await connect() first")
+        self._refuse_asleep()
         if self._update is None:  # else the update before was given up
             stack = AsyncExitStack()
             await stack.enter_async_context(self.no_requests())
@@ -240,11 +255,9 @@ class Control:
         """Let the replicas serve what was loaded, and open the gate."""
         async with self._or_give_up(version):
             replicas = [item for item in self._receivers if item.state is State.UNARMED]
-            results = await on_each(
-                [engine_of(item) for item in replicas],
-                lambda engine: _sink(engine).finish_update(version),
-            )
-            served = self._take_served(replicas, results, version)
+            engines = [engine_of(item) for item in replicas]
+            results = await on_each(engines, lambda engine: _sink(engine).finish_update(version))
+            served = self._take_served(replicas, engines, results, version)
         await self._leave_update()
         return served
 
@@ -299,6 +312,8 @@ class Control:
                 self._late.add(replica)
                 return
             holds = await self._holds_policy(replica, engine)
+            if replica.engine is not engine or replica.state is not State.ARMING:
+                return  # it was lost meanwhile, and is being replaced
             replica.state = State.SERVING if holds else State.UNARMED
         self._supervisor.set_state(replica, replica.state)
 

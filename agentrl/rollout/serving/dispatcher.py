@@ -149,7 +149,9 @@ class Dispatcher:
         try:
             if previous is not None:
                 await self._forget(previous, turn.request.session_id)
-            if replica.state is State.SERVING:
+            if turn.aborted:  # since it was given its place: no engine was told
+                turn.give_up()
+            elif replica.state is State.SERVING:
                 await self._run(turn, replica)
         finally:
             self._release(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from agentrl.errors import EngineError, EngineLost
@@ -76,6 +77,7 @@ class Publisher:
         sinks = [engine for engine in engines if isinstance(engine, WeightSink)]
         if len(engines) > 1 and sinks and len(sinks) == len(engines):
             return await self._push(engines, sinks, params, version)
+        self.forget_connections()
         given = params if len(engines) == 1 else list(params)
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -85,6 +87,13 @@ class Publisher:
                 f"weights of version {version} have not been loaded after {_TIMEOUT}="
                 f"{self._timeout_s:g} s; an engine hangs, or raise it"
             ) from None
+
+    def forget_connections(self) -> None:
+        """Hear that engines were given weights another way, for which they may open a channel.
+
+        An engine has one: before the next update through this one, all connect again.
+        """
+        self._connected = []
 
     def close(self) -> None:
         """Close the channel. Idempotent."""
@@ -112,7 +121,7 @@ class Publisher:
             for engine, survivor in zip(engines, survivors, strict=True)
             if not any(engine is known for known in self._connected)
         ]
-        await asyncio.gather(*(item.connect(sender.plan, sender.address) for item in new))
+        await self._connect(new, sender)
         self._connected = list(engines)
         served = await push(
             StreamSource(whole, sender),
@@ -123,6 +132,18 @@ class Publisher:
             timeout_key=_TIMEOUT,
         )
         return [item.lost or found for item, found in zip(survivors, served, strict=True)]
+
+    async def _connect(self, sinks: Sequence[Survivor], sender: Sender) -> None:
+        from agentrl.weights.push import call_all
+
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await call_all([partial(s.connect, sender.plan, sender.address) for s in sinks])
+        except TimeoutError:
+            raise EngineError(
+                f"an engine has not opened the channel of weights after {_TIMEOUT}="
+                f"{self._timeout_s:g} s; it hangs, or raise it"
+            ) from None
 
     def _open(
         self, specs: Sequence[WeightSpec], device: torch.device | str, num_receivers: int

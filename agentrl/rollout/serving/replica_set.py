@@ -253,7 +253,8 @@ class ReplicaSet:
 
         Raises:
             EngineError: the weights were refused, replicas serve different ones afterwards, or
-                requests were unfinished after ``drain_timeout_s`` (the old weights then serve on).
+                requests were unfinished after ``drain_timeout_s`` (the old weights then serve on);
+                or the set is asleep.
             EngineLost: no replica is left that could load them.
         """
         self._refuse_idle()
@@ -288,8 +289,8 @@ class ReplicaSet:
         """Shut the gate, wait for or interrupt what is unfinished, and hold the gate shut.
 
         Raises:
-            EngineError: requests were unfinished after ``drain_timeout_s``; or replicas were
-                replaced, and the transport lets none join later: connect again.
+            EngineError: requests were unfinished after ``drain_timeout_s``; the set is asleep; or
+                replicas were replaced, and the transport lets none join later: connect again.
         """
         self._refuse_idle()
         await self._control.begin_update()

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from agentrl.errors import AgentRLError, EngineError, EngineLost
+from agentrl.errors import EngineError, EngineLost
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.serving.config import ServingConfig
 from agentrl.rollout.serving.turn import Turn
@@ -22,6 +22,8 @@ LOSS_GRACE_S = 1.0
 """For a lost engine to fail its own requests, with the tokens that had arrived of them."""
 MAX_PAUSE_S = 60.0
 """Longest pause before a restart."""
+_MAX_DOUBLINGS = 64
+"""Of a pause; more of them would be no number."""
 
 
 class State(StrEnum):
@@ -203,7 +205,8 @@ class Supervisor:
         await _close(engine)
         while self.num_restarts < self._config.max_restarts:
             self.num_restarts += 1
-            pause_s = self._config.restart_pause_s * 2 ** (replica.losses_in_row - 1)
+            doublings = min(replica.losses_in_row - 1, _MAX_DOUBLINGS)
+            pause_s = self._config.restart_pause_s * 2.0**doublings
             await asyncio.sleep(min(pause_s, MAX_PAUSE_S))
             await self._may_start.wait()
             try:
@@ -227,6 +230,8 @@ class Supervisor:
             await self._arm(replica)
         except EngineLost as error:
             self.lost(replica, engine, error)
+        except Exception as error:  # of no use as it is, and nobody else would say so
+            self.lost(replica, engine, EngineLost(f"{type(error).__name__}: {error}"))
 
     def arm_again(self, replica: Replica) -> None:
         """Have a replica armed in the background that could not be when it was started."""
@@ -251,12 +256,24 @@ class Supervisor:
             limit_s = self._config.health_timeout_s
             message = f"no answer to a health check within health_timeout_s={limit_s:g} s"
             self.lost(replica, engine, EngineLost(message))
-        except AgentRLError as error:
+        except Exception as error:  # whatever it is, the others are looked after
             logger.warning("replica %d: health check: %s", replica.number, error)
 
 
 async def _close(engine: RolloutEngine) -> None:
-    """Close an engine that may be broken, and go on."""
+    """Close an engine that may be broken, and go on.
+
+    Who is cancelled waits for it: an engine closes once, and what is left of it then stays.
+    """
+    closing = asyncio.ensure_future(_close_within_limit(engine))
+    try:
+        await asyncio.shield(closing)
+    except asyncio.CancelledError:
+        await asyncio.wait([closing])
+        raise
+
+
+async def _close_within_limit(engine: RolloutEngine) -> None:
     try:
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
             await engine.close()

@@ -190,6 +190,33 @@ def test_a_cut_reaches_the_worker_that_plays_the_group_and_no_other() -> None:
     run(main())
 
 
+def test_a_worker_that_hangs_does_not_keep_others_from_being_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rollout_pool, "ANSWER_TIMEOUT_S", 0.01)
+
+    async def main() -> None:
+        crew = Crew()
+        pool = crew.pool(1)
+        await pool.start()
+        await pool.load(shipment(1), timeout_s=5)
+        playing = asyncio.ensure_future(pool.run_group("train", dispatch(0)))
+        await settle()
+
+        async def never(*_: object) -> None:
+            await asyncio.Event().wait()
+
+        crew.made[0].cut = never  # type: ignore[method-assign]
+        async with asyncio.timeout(20):
+            await pool.cut("train", dispatch(0))
+        assert not playing.done() and pool.num_restarts == 0
+        crew.made[0].go.set()
+        await playing
+        await pool.close()
+
+    run(main())
+
+
 def test_the_groups_of_a_lost_worker_are_played_elsewhere_and_it_is_replaced() -> None:
     async def main() -> None:
         crew = Crew()
@@ -308,6 +335,54 @@ def test_a_worker_that_never_opens_is_named_with_the_setting() -> None:
         with pytest.raises(WorkerTimeout, match="rollout worker 1 did not open.*start_timeout_s"):
             await crew.pool(start_timeout_s=0.05).start()
         assert all(worker.closed for worker in crew.made)
+
+    run(main())
+
+
+@pytest.mark.parametrize("hangs_in", ["load", "sleep"])
+def test_a_replacement_that_hangs_before_it_plays_ends_the_run(hangs_in: str) -> None:
+    async def main() -> None:
+        crew = Crew()
+        pool = crew.pool(1, start_timeout_s=0.05)
+        await pool.start()
+        await pool.load(shipment(1), timeout_s=5)
+        await pool.sleep()
+
+        async def never(*_: object) -> Any:
+            await asyncio.Event().wait()
+
+        crew.prepare = lambda worker: setattr(worker, hangs_in, never)
+        crew.made[0].dead.set()
+        async with asyncio.timeout(20):
+            with pytest.raises(WorkerTimeout, match="worker 0 was replaced.*start_timeout_s=0.05"):
+                await pool.run_group("train", dispatch(0))
+            with pytest.raises(WorkerTimeout):  # which it would have held up
+                await pool.load(shipment(2), timeout_s=5)
+        await pool.close()
+        assert all(worker.closed for worker in crew.made)
+
+    run(main())
+
+
+@pytest.mark.parametrize("method", ["sleep", "wake"])
+def test_a_device_that_never_changes_hands_ends_the_run(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollout_pool, "DEVICE_TIMEOUT_S", 0.05)
+
+    async def main() -> None:
+        crew = Crew()
+        pool = crew.pool()
+        await pool.start()
+
+        async def never(*_: object) -> None:
+            await asyncio.Event().wait()
+
+        setattr(crew.made[1], method, never)
+        async with asyncio.timeout(20):
+            with pytest.raises(WorkerTimeout, match="not every rollout worker has .* its device"):
+                await getattr(pool, method)()
+        await pool.close()
 
     run(main())
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from agentrl.dist import rollout_pool
 from agentrl.dist.rollout_pool import RolloutPool
 from agentrl.dist.weight_sync.direct import DirectChannel
 from agentrl.dist.weight_sync.place import Place, Target
@@ -246,3 +247,44 @@ def test_workers_connect_again_where_an_engine_of_one_was_replaced() -> None:
         assert [worker.connected for worker in it.made] == [2, 2] and it.pool.num_restarts == 0
 
     run(body, transport="gloo")
+
+
+def test_a_worker_that_hangs_does_not_hold_up_the_news_that_an_update_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rollout_pool, "ANSWER_TIMEOUT_S", 0.01)
+
+    async def body(it: Run) -> None:
+        await it.pool.update(it.channel, 1)  # which knows where the workers are from here on
+
+        async def never(*_: object) -> Any:
+            await asyncio.Event().wait()
+
+        it.made[0].load_bucket = it.made[0].weight_target = never  # type: ignore[method-assign]
+        with pytest.raises(EngineError, match="have not arrived after 0.2 s"):
+            await it.pool.update(it.channel, 2)
+
+    run(body, timeout_s=0.2)
+
+
+def test_a_worker_that_cannot_connect_ends_the_connecting_of_the_others() -> None:
+    async def body(it: Run) -> None:
+        opening, ended = asyncio.Event(), asyncio.Event()
+
+        async def refuses(plan: BucketPlan, address: Address) -> None:
+            await opening.wait()
+            raise EngineError("no shared memory")
+
+        async def slow(plan: BucketPlan, address: Address) -> None:
+            opening.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+        it.made[0].connect, it.made[1].connect = refuses, slow  # type: ignore[method-assign]
+        with pytest.raises(EngineError, match="no shared memory"):
+            await it.pool.update(it.channel, 1)
+        assert ended.is_set(), "it would open the old channel in place of the next one"
+
+    run(body)

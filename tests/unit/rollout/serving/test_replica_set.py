@@ -395,6 +395,8 @@ def test_sleep_is_a_barrier_and_refuses_requests() -> None:
             await s.run(task)
             await s.set.sleep(2)
             assert all(replica.asleep for replica in s.spawned)
+            with pytest.raises(EngineError, match="asleep; await wake"):
+                await s.set.update_weights(WEIGHTS, 1)  # lost ones come back after the waking
             with pytest.raises(EngineError, match="asleep"):
                 await s.set.generate(request("b"))
             await s.set.wake()

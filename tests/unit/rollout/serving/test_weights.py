@@ -117,6 +117,37 @@ def test_a_replica_that_dies_under_a_bucket_does_not_keep_others_from_theirs(buc
     asyncio.run(main())
 
 
+def test_a_replica_that_is_back_before_the_update_ends_is_not_taken_for_the_lost_one() -> None:
+    made: list[Sink] = []
+    replaced = asyncio.Event()
+
+    class Waiting(Sink):
+        async def start(self) -> None:
+            await super().start()
+            if len(made) == 3:
+                replaced.set()
+
+        async def load_bucket(self, index: int) -> None:
+            await super().load_bucket(index)
+            if index == 1 and self is made[1] and self.policy_version < 1:
+                await replaced.wait()
+
+    def make(number: int) -> Sink:
+        made.append(Waiting(number))
+        return made[-1]
+
+    async def main() -> None:
+        async with stage(2, make=make, health_interval_s=0.001) as s:
+            made[0].dies_at = 0
+            await s.set.update_weights(WEIGHTS, 1)
+            await settle()
+            assert len(made) == 3 and s.set.metrics()["serving/restarts"] == 1
+            await s.set.update_weights(WEIGHTS, 2)
+            assert made[2].policy_version == 2
+
+    asyncio.run(main())
+
+
 def test_no_replica_left_is_said_and_the_next_update_finds_the_restarted_ones() -> None:
     async def main() -> None:
         async with stage(2, make=Sink) as s:
@@ -277,6 +308,88 @@ def test_an_update_that_hangs_ends_at_its_deadline_which_the_error_names(
                 await s.set.update_weights(WEIGHTS, 1)
             with pytest.raises(EngineError, match="update to version 1 failed"):
                 await s.set.generate(request("a"))
+
+    asyncio.run(main())
+
+
+class OwnChannel(Sink):
+    """A sink that takes whole updates through a channel of its own, in place of any other."""
+
+    async def update_weights(self, params: Any, version: int) -> ServedWeights:
+        sender = sender_of()
+        await self.connect(PLAN, sender.address)
+        (served,) = await push(StreamSource(params, sender), [self], plan=PLAN, version=version)
+        sender.close()
+        return served
+
+
+def of_version(version: int) -> list[tuple[str, torch.Tensor]]:
+    return [(name, value + version) for name, value in WEIGHTS]
+
+
+def test_a_replica_that_was_updated_alone_connects_again_when_there_are_more() -> None:
+    made: list[Sink] = []
+    starting, go = asyncio.Event(), asyncio.Event()
+
+    class Late(OwnChannel):
+        async def start(self) -> None:
+            if len(made) == 3:
+                starting.set()
+                await go.wait()
+            await super().start()
+
+    def make(number: int) -> Sink:
+        made.append(Late(number))
+        return made[-1]
+
+    async def main() -> None:
+        async with stage(2, make=make) as s:
+            await s.set.update_weights(of_version(1), 1)
+            made[0].kill()
+            task = asyncio.create_task(s.set.generate(request("a")))
+            await starting.wait()
+            await s.run(task)
+            await s.set.update_weights(of_version(2), 2)
+            assert [item.policy_version for item in made] == [1, 2, -1]
+            go.set()
+            await settle()
+            served = await s.set.update_weights(of_version(3), 3)
+            assert served.sums == checksums(of_version(3))
+            assert [item.policy_version for item in made] == [1, 3, 3]
+
+    asyncio.run(main())
+
+
+def test_whole_updates_and_a_channel_from_outside_take_turns() -> None:
+    async def main() -> None:
+        async with stage(2, make=OwnChannel) as s:
+            sender = sender_of()
+            await s.set.connect(PLAN, sender.address)
+            for version in (1, 3):
+                source = StreamSource(of_version(version), sender)
+                await push(source, [s.set], plan=PLAN, version=version)
+                served = await s.set.update_weights(of_version(version + 1), version + 1)
+                assert served.sums == checksums(of_version(version + 1))
+            sender.close()
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_does_not_open_the_channel_ends_the_update_and_the_others_opening() -> None:
+    ended: list[int] = []
+
+    class Hanging(Sink):
+        async def connect(self, plan: BucketPlan, address: Address) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(self.number)
+
+    async def main() -> None:
+        async with stage(2, make=Hanging, update_timeout_s=0.05) as s:
+            with pytest.raises(EngineError, match="rollout.serving.update_timeout_s"):
+                await s.set.update_weights(WEIGHTS, 1)
+            assert sorted(ended) == [0, 1]
 
     asyncio.run(main())
 
