@@ -55,7 +55,9 @@ class CollectingSink:
     async def connect(self, plan: BucketPlan, address: Address) -> None:
         """See :class:`~agentrl.weights.push.WeightSink`."""
         self.close()
-        self._plan, self._receiver = plan, open_receiver(address, plan, self._device)
+        # In a thread: a sender that cannot be reached is waited for, and others are served.
+        receiver = await asyncio.to_thread(open_receiver, address, plan, self._device)
+        self._plan, self._receiver = plan, receiver
 
     async def begin_update(self) -> None:
         """Forget what came of an update that failed."""

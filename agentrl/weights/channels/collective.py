@@ -14,7 +14,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from datetime import timedelta
@@ -73,14 +73,22 @@ class _Member:
                 f"weight_sync.transport={backend.name} on {device}: it works on "
                 f"{backend.device_type} devices; use {'gloo' if device.type == 'cpu' else 'nccl'}"
             )
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights-join")
         self._joining: Future[Any] | None = None
         self._group: Any = None
 
     def join(self, store: Any, rank: int, size: int) -> None:
         """Begin to join."""
-        join = self._backend.join
-        self._joining = self._pool.submit(join, store, rank, size, self._device, self._timeout_s)
+        backend, device, timeout_s = self._backend, self._device, self._timeout_s
+        self._joining = joining = Future[Any]()
+
+        def work() -> None:
+            try:
+                joining.set_result(backend.join(store, rank, size, device, timeout_s))
+            except BaseException as error:
+                joining.set_exception(error)
+
+        # A daemon: a process that ends does not wait for those who never came.
+        threading.Thread(target=work, name="weights-join", daemon=True).start()
 
     def broadcast(self, flat: Tensor) -> Any:
         """Take part in the next broadcast.
@@ -117,7 +125,6 @@ class _Member:
         Args:
             held: work in flight and stores, which wait when they are let go. Emptied.
         """
-        self._pool.shutdown(wait=False, cancel_futures=True)
         group, self._group, self._joining = [self._group], None, None  # no name holds it here
         threading.Thread(
             target=_let_go, args=[group, held], name="weights-leave", daemon=True

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -145,3 +147,19 @@ def test_another_gpu_serves_what_was_trained() -> None:
 
     with process_sinks(SPECS, 1, device="cuda:1") as sinks:
         asyncio.run(main(sinks))
+
+
+def test_a_process_whose_receivers_never_came_ends_at_once() -> None:
+    program = (
+        "from agentrl.weights.channels import open_sender\n"
+        "from agentrl.weights.plan import BucketPlan\n"
+        "from agentrl.weights.served import WeightSpec\n"
+        "specs = [WeightSpec(name='w', shape=(4,), dtype='float32')]\n"
+        "plan = BucketPlan.of(specs, bucket_bytes=64)\n"
+        "open_sender('gloo', plan, device='cpu', num_receivers=1, timeout_s=300.0).close()\n"
+        "print('closed')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True
+    )
+    assert done.stdout == "closed\n"
