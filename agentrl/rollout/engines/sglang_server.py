@@ -9,7 +9,7 @@ import signal
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from agentrl.errors import EngineError, EngineLost
 from agentrl.rollout.engines.http import JsonClient, NoAnswer, Unreachable
@@ -32,10 +32,7 @@ class ServerProcess:
     def __init__(self, command: Sequence[str], log_path: str | None) -> None:
         self._command = list(command)
         self._keeps_log = log_path is not None
-        if log_path is None:
-            handle, log_path = tempfile.mkstemp(prefix="agentrl-sglang-", suffix=".log")
-            os.close(handle)
-        self._log_path = Path(log_path)
+        self._log_path = None if log_path is None else Path(log_path)
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -48,10 +45,10 @@ class ServerProcess:
         """Start it.
 
         Raises:
-            EngineError: there is no such program.
+            EngineError: there is no such program, or no place for its log.
         """
-        with self._log_path.open("ab") as log:
-            try:
+        try:
+            with self._open_log() as log:
                 self._process = await asyncio.create_subprocess_exec(
                     *self._command,
                     stdin=asyncio.subprocess.DEVNULL,
@@ -59,10 +56,23 @@ class ServerProcess:
                     stderr=log,
                     start_new_session=True,  # its group: the server starts processes of its own
                 )
-            except OSError as error:
-                raise EngineError(
-                    f"rollout.engine.kwargs.command: {self._command[0]!r} cannot be run: {error}"
-                ) from error
+        except OSError as error:
+            self._drop_log()
+            raise EngineError(
+                f"rollout.engine.kwargs.command: {self._command[0]!r} cannot be run with its log "
+                f"at {str(self._log_path)!r}: {error}; mend the command, or kwargs.log_path"
+            ) from error
+
+    def _open_log(self) -> BinaryIO:
+        if self._log_path is None:
+            handle, path = tempfile.mkstemp(prefix="agentrl-sglang-", suffix=".log")
+            os.close(handle)
+            self._log_path = Path(path)
+        return self._log_path.open("ab")
+
+    def _drop_log(self) -> None:
+        if self._log_path is not None and not self._keeps_log:
+            self._log_path.unlink(missing_ok=True)
 
     def check(self) -> None:
         """Return while it runs.
@@ -91,10 +101,12 @@ class ServerProcess:
             except TimeoutError:
                 continue
         self._process = None
-        if ran and not self._keeps_log:  # of one that failed the log stays
-            self._log_path.unlink(missing_ok=True)
+        if ran:  # of one that failed the log stays
+            self._drop_log()
 
     def _log_end(self) -> str:
+        if self._log_path is None:
+            return "no log"
         try:
             lines = self._log_path.read_text(errors="replace").splitlines()
         except OSError:

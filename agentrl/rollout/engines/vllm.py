@@ -24,10 +24,8 @@ import itertools
 import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -41,6 +39,7 @@ from agentrl.rollout.engines.vllm_setup import (
     check_engine_config,
     child_environment,
     make_setup,
+    turn_to_start,
 )
 from agentrl.rollout.engines.vllm_wire import Ready
 from agentrl.types import GenerateRequest, Generation
@@ -52,20 +51,6 @@ from agentrl.weights.served import ServedWeights, WeightSpec
 
 NO_WEIGHTS = -1
 """``policy_version`` of an engine that was given no weights."""
-
-
-_STARTING: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
-
-
-def turn_to_start(*, on_cpu: bool) -> AbstractAsyncContextManager[Any]:
-    """Wait until no other engine of this process starts on a GPU.
-
-    vLLM takes what is free on the GPU when it starts for what it may have, and dies where that
-    changes under it.
-    """
-    if on_cpu:
-        return nullcontext()
-    return _STARTING.setdefault(asyncio.get_running_loop(), asyncio.Lock())
 
 
 class VLLMEngine:
@@ -118,13 +103,15 @@ class VLLMEngine:
             on_message=self._requests.take, on_lost=self._lose, log_path=log_path
         )
         model_dir = self._directory / "model"
-        async with turn_to_start(on_cpu=self._installed.is_cpu):
-            ready = await self._process.start(
-                make_setup(self.config, self._plan, model_dir),
-                env=child_environment(self.config, self._installed),
-                timeout_s=self.config.start_timeout_s,
-            )
-        shutil.rmtree(model_dir, ignore_errors=True)
+        try:
+            async with turn_to_start(on_cpu=self._installed.is_cpu):
+                self._ready = ready = await self._process.start(
+                    make_setup(self.config, self._plan, model_dir),
+                    env=child_environment(self.config, self._installed),
+                    timeout_s=self.config.start_timeout_s,
+                )
+        finally:
+            shutil.rmtree(model_dir, ignore_errors=True)
         if self.config.sleep and not ready.can_sleep:
             await self.close()
             raise EngineError(
@@ -132,7 +119,6 @@ class VLLMEngine:
                 f"{ready.device_type}) cannot sleep: it would say that it does and free nothing; "
                 "set sleep=False"
             )
-        self._ready = ready
 
     @property
     def can_sleep(self) -> bool:
@@ -172,8 +158,9 @@ class VLLMEngine:
             await self._process.close()
         self._requests.fail(EngineError("the engine was closed while the request was unfinished"))
         self._drop_sender()
-        if self._directory is not None and self._ready is not None and self._lost is None:
-            shutil.rmtree(self._directory, ignore_errors=True)  # else the log stays
+        failed = self._ready is None or self._lost is not None
+        if self._directory is not None and not (failed and self.config.log_path is None):
+            shutil.rmtree(self._directory, ignore_errors=True)  # else the log in it stays
 
     def _running(self) -> EngineProcess:
         if self._lost is not None:

@@ -77,8 +77,16 @@ class EngineProcess:
             EngineError: it failed, ended, or took longer; with the end of its log.
         """
         ours, theirs = socket.socketpair()
-        self._process = _spawn(theirs, env, self._log_path)
-        theirs.close()
+        try:
+            self._process = _spawn(theirs, env, self._log_path)
+        except OSError as error:
+            ours.close()
+            raise EngineError(
+                f"vLLM cannot be started with its log at {str(self._log_path)!r}: {error}; write "
+                "rollout.engine.kwargs.log_path in a folder that exists, or leave it out"
+            ) from error
+        finally:
+            theirs.close()
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=1 << 26)
         self._ready = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._read(reader), name="vllm-messages")

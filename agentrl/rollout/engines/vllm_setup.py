@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import os
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from agentrl.errors import EngineError
 from agentrl.rollout.engines.config import VLLMEngineConfig
@@ -18,6 +21,7 @@ _CPU_BATCH = 4096
 """Tokens of one step of the CPU build, which takes prompts whole."""
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Largest ranks that vLLM allocates for."""
+_STARTING: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
 
 class ModelPlan:
@@ -133,6 +137,17 @@ def child_environment(config: VLLMEngineConfig, installed: InstalledVLLM) -> dic
         env.setdefault("TORCH_COMPILE_DISABLE", "1")  # a first request in 1 s instead of a minute
         env.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # replicas share the cores
     return env
+
+
+def turn_to_start(*, on_cpu: bool) -> AbstractAsyncContextManager[Any]:
+    """Wait until no other engine of this process starts on a GPU.
+
+    vLLM takes what is free on the GPU when it starts for what it may have, and dies where that
+    changes under it.
+    """
+    if on_cpu:
+        return nullcontext()
+    return _STARTING.setdefault(asyncio.get_running_loop(), asyncio.Lock())
 
 
 def _without_weights(config: Any) -> Any:

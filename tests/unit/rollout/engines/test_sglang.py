@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import tempfile
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -270,6 +272,27 @@ def test_a_server_of_ours_that_ends_is_reported_with_its_log() -> None:
         await engine.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("log", [None, "missing/server.log"])
+def test_a_server_that_cannot_be_run_says_why_and_leaves_no_file(
+    log: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    log_path = None if log is None else str(tmp_path / log)
+    command = ["no-such-program" if log is None else "sh", "{port}"]
+
+    async def main() -> None:
+        for starts in (True, False):
+            config = SGLangEngineConfig(command=command, log_path=log_path)
+            engine = SGLangEngine(build("tiny-qwen3"), config)
+            if starts:
+                with pytest.raises(EngineError, match=r"cannot be run with its log.*log_path"):
+                    await engine.start()
+            await engine.close()
+
+    asyncio.run(main())
+    assert not list(tmp_path.iterdir())
 
 
 def test_settings_that_cannot_work_are_refused() -> None:

@@ -16,8 +16,9 @@ import pytest
 from agentrl.errors import ConfigError, EngineError
 from agentrl.rollout.engines import vllm_installed
 from agentrl.rollout.engines.config import VLLMEngineConfig
-from agentrl.rollout.engines.vllm import VLLMEngine, turn_to_start
+from agentrl.rollout.engines.vllm import VLLMEngine
 from agentrl.rollout.engines.vllm_installed import InstalledVLLM, find_vllm
+from agentrl.rollout.engines.vllm_setup import turn_to_start
 from agentrl.testing.random_models import SERVED
 
 pytestmark = pytest.mark.timeout(120)
@@ -219,3 +220,19 @@ def test_engines_on_a_gpu_start_one_after_the_other() -> None:
     assert asyncio.run(most_at_once(on_cpu=False)) == 1
     assert asyncio.run(most_at_once(on_cpu=False)) == 1, "on another event loop too"
     assert asyncio.run(most_at_once(on_cpu=True)) == 4
+
+
+def test_a_log_that_cannot_be_written_is_said_with_the_setting_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        settings = {"log_path": str(tmp_path / "missing" / "vllm.log")}
+        engine = engine_over("", tmp_path, monkeypatch, **settings)  # pyright: ignore[reportArgumentType]
+        open_files = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(EngineError, match="missing/vllm.log.*kwargs.log_path"):
+            await engine.start()
+        await engine.close()
+        assert len(os.listdir("/proc/self/fd")) == open_files
+        assert engine._directory is not None and not engine._directory.exists(), "it has no log"
+
+    asyncio.run(run())
