@@ -135,6 +135,8 @@ class GroupRunner:
             )
         members = [member for tree in trees for member in tree.result()]
         group.trajectories = sorted(members, key=lambda member: member.sample_index)
+        # They came in the order in which they failed, which no two runs share.
+        group.discarded.sort(key=lambda attempt: (attempt.sample_index, attempt.attempt))
         if greedy is not None:
             group.baseline, _ = greedy.result()
 

@@ -91,6 +91,33 @@ def test_a_failed_member_is_run_again_with_another_seed_and_kept_as_data() -> No
     assert len(set(seeds)) == 3
 
 
+def test_discarded_attempts_stand_in_the_same_order_whichever_failed_first() -> None:
+    async def scenario(slow: int) -> list[tuple[int, int]]:
+        failed_first = asyncio.Event()
+
+        async def run_sample(sample: Sample) -> Trajectory:
+            if sample.attempt == 0 and sample.sample_index == slow:
+                await failed_first.wait()
+            elif sample.attempt == 1:  # its first attempt is among the discarded
+                failed_first.set()
+            return trajectory(sample, failed=sample.attempt == 0)
+
+        runner = GroupRunner(
+            run_sample,
+            GroupPlan(purpose="train", num_samples=2, temperature=1.0),
+            env_id="e",
+            failure=RETRY,
+            seed=0,
+            concurrency=asyncio.Semaphore(2),
+            policy_version=lambda: 0,
+        )
+        group = await runner.run(Dispatch(index=0, epoch=0, task=Task(id="a", data={})))
+        return [(item.sample_index, item.attempt) for item in group.discarded]
+
+    for slow in (0, 1):
+        assert asyncio.run(scenario(slow)) == [(0, 0), (1, 0)]
+
+
 def test_retries_end_and_the_failure_stays_in_the_group() -> None:
     group, _ = play({(1, attempt) for attempt in range(9)}, RETRY)
     assert [t.failed for t in group.trajectories] == [False, True, False, False]
