@@ -27,7 +27,7 @@ from agentrl.dist.memory_needs import MASTER_BYTES, Device, Memory, ModelNeed, R
 from agentrl.dist.memory_table import Planned, as_json, show
 from agentrl.dist.model_shape import ModelShape, model_shape
 from agentrl.dist.placement import DEFAULT_POOL, PoolPlan, plan_pools
-from agentrl.errors import MemoryPlanError, ModelError
+from agentrl.errors import ConfigError, MemoryPlanError, ModelError
 from agentrl.memory_buckets import plan_buckets
 from agentrl.model.describe import model_config
 from agentrl.model.tiny import tiny_config
@@ -52,9 +52,10 @@ def plan_run(config: Config) -> Planned:
     """Plan the memory of a run. Reads the configuration of its models, and no weights.
 
     Engines on a GPU that trains too give it up meanwhile where ``rollout.sleep_level`` says so, or
-    says nothing and both do not fit beside each other.
+    says nothing and both do not fit beside each other, unless they sample at all times.
     """
-    if not shares_gpu(config) or config.rollout.sleep_level is not None:
+    rollout = config.rollout
+    if not shares_gpu(config) or rollout.sleep_level is not None or rollout.runs_ahead:
         return _plan(config, sleeps=shares_gpu(config) and bool(config.rollout.sleep_level))
     awake = _plan(config, sleeps=False)
     known = awake.plan is not None and all(
@@ -64,9 +65,22 @@ def plan_run(config: Config) -> Planned:
 
 
 def sleep_level(config: Config, planned: Planned) -> int:
-    """Return what engines give up while training has their GPU; see ``rollout.sleep_level``."""
-    if config.rollout.sleep_level is not None:
-        return config.rollout.sleep_level if shares_gpu(config) else 0
+    """Return what engines give up while training has their GPU; see ``rollout.sleep_level``.
+
+    Raises:
+        ConfigError: they are to sleep while prompts are sampled.
+    """
+    rollout = config.rollout
+    if rollout.sleep_level is not None:
+        level = rollout.sleep_level if shares_gpu(config) else 0
+        if level and rollout.runs_ahead:
+            raise ConfigError(
+                f"rollout.sleep_level={level} with rollout.max_staleness={rollout.max_staleness} "
+                f"and rollout.oversubscribe={rollout.oversubscribe}: prompts are sampled while a "
+                "step trains, which engines that sleep cannot; set rollout.sleep_level=0, or "
+                "rollout.max_staleness=0 without rollout.oversubscribe"
+            )
+        return level
     sampler = None if planned.request is None else planned.request.sampler
     return 2 if sampler is not None and sampler.sleeps else 0
 

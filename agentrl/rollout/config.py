@@ -113,10 +113,16 @@ class RolloutConfig(LoopLimits):
     sleep_level: int | None = None
     """What engines on a GPU that also trains give up while it does: 0 nothing, 1 the KV cache (the
     weights move to host memory), 2 the weights too, which the next weight sync brings back. None: 2
-    where engine and training do not fit beside each other, else 0."""
+    where engine and training do not fit beside each other, else 0. Where sampling runs ahead
+    (``max_staleness``, ``oversubscribe``) engines cannot sleep."""
 
     def __post_init__(self) -> None:
         """Leave the limits to ``validate``, which names every problem of a run at once."""
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether prompts are being sampled while a step trains."""
+        return bool(self.max_staleness if self.oversubscribe is None else self.oversubscribe)
 
 
 class FailurePolicy(StrEnum):

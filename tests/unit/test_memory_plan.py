@@ -13,10 +13,12 @@ from agentrl import memory_plan
 from agentrl.config.load import load
 from agentrl.config.schema import Config
 from agentrl.dist.machine import Gpu, HostMemory
-from agentrl.errors import MemoryPlanError
+from agentrl.errors import ConfigError, MemoryPlanError
 from agentrl.memory_plan import check_memory, keep_plan, plan_run, sleep_level
 
 GIB = 2**30
+AHEAD = ["rollout.max_staleness=1", "algo.old_logprobs=recompute", "algo.correction.weight=token"]
+CUT = ["rollout.stragglers=cut", "rollout.oversubscribe=2"]
 
 
 @pytest.fixture(autouse=True)
@@ -154,3 +156,20 @@ def test_engines_sleep_where_they_do_not_fit_beside_training(
     assert "rollout.gpu_memory_fraction" in (plan_run(awake).refusal or "")
     _set_machine(monkeypatch, gpus=0)
     assert sleep_level(large, plan_run(large)) == 0
+
+
+@pytest.mark.parametrize("ahead", [AHEAD, CUT])
+def test_engines_that_sample_while_a_step_trains_cannot_sleep(
+    monkeypatch: pytest.MonkeyPatch, model: str, ahead: list[str]
+) -> None:
+    _set_machine(monkeypatch, gpus=1)
+    large = [f"model.path={model}", "rollout=vllm", "rollout.gpu_memory_fraction=0.8"]
+    config = _config(*large, "rollout.max_context_tokens=2048", "actor.precision=bf16", *ahead)
+    planned = plan_run(config)
+    assert "rollout.gpu_memory_fraction" in (planned.refusal or ""), "not by sleep"
+    assert sleep_level(config, planned) == 0
+    config = _config("rollout=vllm", "rollout.sleep_level=1", *ahead)
+    with pytest.raises(ConfigError, match="sleep_level=1 with .*set rollout.sleep_level=0"):
+        sleep_level(config, plan_run(config))
+    _set_machine(monkeypatch, gpus=0)
+    assert sleep_level(config, plan_run(config)) == 0, "nothing is shared"

@@ -1,14 +1,17 @@
-"""Where a replica that was started again gets the policy from."""
+"""Where a replica that was started again gets the policy from, and what an update does to turns."""
 
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from agentrl.config.load import load
 from agentrl.errors import EngineError
-from agentrl.playground import PolicySource
+from agentrl.playground import PolicySource, _replicas
 from agentrl.rollout.serving.config import ServingConfig
 from agentrl.rollout.serving.replica_set import ReplicaSet
 from agentrl.testing.fake_replica import FakeReplica
@@ -17,6 +20,8 @@ from agentrl.weights.checksum import checksums
 
 pytestmark = pytest.mark.timeout(60)
 SETTINGS = ServingConfig(restart_pause_s=0.0, health_interval_s=3600.0)
+DECOUPLED = ["algo.old_logprobs=recompute", "algo.correction.weight=token"]
+INTERRUPT = "rollout.serving.interrupt_updates"
 
 REQUEST = GenerateRequest(
     prompt_ids=[1, 2, 3], sampling=SamplingParams(max_tokens=5, seed=1), session_id="s"
@@ -89,3 +94,22 @@ def test_what_is_given_is_the_policy_and_its_version() -> None:
 
     asyncio.run(main())
     assert replica.policy_version == 5
+
+
+@pytest.mark.parametrize(
+    ("given", "interrupts"),
+    [
+        ([], False),
+        (["rollout.stragglers=cut", "rollout.oversubscribe=2"], True),
+        (["rollout.stragglers=cut", "rollout.oversubscribe=2", f"{INTERRUPT}=false"], False),
+        ([*DECOUPLED, "rollout.max_staleness=1"], True),
+        ([*DECOUPLED, "rollout.max_staleness=1", "rollout.oversubscribe=0"], False),
+    ],
+)
+def test_updates_interrupt_turns_where_any_can_be_under_way(
+    given: list[str], interrupts: bool
+) -> None:
+    config = load(["env.id=guess_number", *given])
+    nothing: Any = SimpleNamespace(model=None)  # spawns nothing before its start
+    replicas = _replicas(config, nothing, PolicySource(), owned=True)
+    assert replicas.config.interrupt_updates is interrupts

@@ -32,7 +32,8 @@ class ServingConfig:
     interrupt_updates: bool | None = None
     """Whether a weight update interrupts what is being generated. Interrupted turns go on under
     the new weights, each token with the version it was sampled from; otherwise the update waits
-    until every turn has ended. None: where ``rollout.max_staleness`` is above 0."""
+    until every turn has ended. None: where sampling runs ahead of training
+    (``rollout.max_staleness``, ``rollout.oversubscribe``)."""
     health_interval_s: float = 5.0
     """Between two looks at whether the replicas live."""
     health_timeout_s: float = 60.0
