@@ -175,7 +175,7 @@ def _trainer(
     progress, line = restore(config, checkpoints, trained, learner, feed, run_dir, rules)
     run_dir.write_config(yaml.safe_dump(to_dict(config), sort_keys=False))
     frozen = actor if config.lora.rank else None
-    keep_model_files(rollouts.model, run_dir.path, frozen=frozen)
+    keep_model_files(rollouts.model, run_dir.path, frozen=frozen, trained=progress.step > 0)
     buffer = RolloutBuffer(rules, version=progress.step, line=line)
     compute = ComputeThread()
     stack.callback(compute.close)

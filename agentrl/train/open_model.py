@@ -40,6 +40,7 @@ from agentrl.train.warm_start import warm_start
 _LINE_EVERY_S = 10.0
 MODEL_FOLDER = "model"
 """In a run directory: configuration and tokenizer, which with a checkpoint make a model."""
+_ADAPTED = "what the adapters of the run are attached to (lora.rank)"
 _STAGES = {
     "demonstrations": "collecting demonstrations",
     "tokenizer": "training the tokenizer",
@@ -171,17 +172,25 @@ def _policy_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
     return load_full(checkpoint.of_engine("actor"), prefix=MODEL_PREFIX)
 
 
-def keep_model_files(model: LoadedModel, run: Path, *, frozen: TrainEngine | None = None) -> None:
+def keep_model_files(
+    model: LoadedModel, run: Path, *, frozen: TrainEngine | None = None, trained: bool = False
+) -> None:
     """Write into a run directory what its checkpoints lack, so that it stands alone.
 
     That is configuration and tokenizer, once.
 
     Args:
         frozen: of a run that trains adapters: what they are attached to is written as well.
+        trained: the run goes on from a checkpoint, so ``frozen`` holds what it has learned.
+
+    Raises:
+        CheckpointError: the directory of a run that has trained adapters is gone.
     """
     folder = run / MODEL_FOLDER
     if folder.is_dir():
         return
+    if frozen is not None and trained:  # merged into what is kept, adapters would count twice
+        refuse_damaged(folder, what=_ADAPTED)
     writing = run / f".writing-{MODEL_FOLDER}"
     shutil.rmtree(writing, ignore_errors=True)  # of a start that was killed
     writing.mkdir()
@@ -203,7 +212,7 @@ def base_of_adapters(run: Path) -> Path | None:
     folder = run / MODEL_FOLDER
     if not any(folder.glob("*.safetensors")):
         return None
-    refuse_damaged(folder, what="what the adapters of the run are attached to (lora.rank)")
+    refuse_damaged(folder, what=_ADAPTED)
     return folder
 
 

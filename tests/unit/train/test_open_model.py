@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,17 @@ def test_model_files_of_a_start_that_was_killed_are_written_again(tmp_path: Path
     assert {path.name for path in tmp_path.iterdir()} == {"model"}
     assert (tmp_path / "model" / "config.json").is_file()
     assert not (tmp_path / "model" / "half").exists()
+
+
+def test_a_run_that_has_trained_adapters_cannot_go_on_without_what_they_belong_to(
+    tmp_path: Path,
+) -> None:
+    _run_with_adapters(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "model")
+    model = _model()
+    with pytest.raises(CheckpointError, match=r"model' is missing: .*adapters .*restore it"):
+        keep_model_files(model, tmp_path / "run", frozen=_engine(model), trained=True)
+    assert not (tmp_path / "run" / "model").exists()
 
 
 def test_progress_without_a_terminal_is_a_line_every_ten_seconds_and_at_the_end() -> None:
