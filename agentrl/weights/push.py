@@ -166,9 +166,9 @@ async def push(
         failure = error
         raise
     finally:
-        if loading is not None and not loading.done():
+        if loading is not None:
             loading.cancel()
-            await asyncio.gather(loading, return_exceptions=True)
+            await asyncio.gather(loading, return_exceptions=True)  # also of one that has failed
         if failure is not None:
             await _give_up(sinks, f"{type(failure).__name__}: {failure}")
     sent = ServedWeights(version=version, sums=sums)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -240,3 +241,37 @@ def test_sinks_are_told_why_no_more_comes(fails_in: str) -> None:
         asyncio.run(push(Source(), [Sink(0), Sink(1)], plan=plan, version=1))
     assert [number for number, _ in told] == [0, 1]
     assert all("EngineError: a rank is gone" in reason for _, reason in told)
+
+
+def test_a_sink_and_a_source_that_fail_together_leave_no_error_that_nobody_saw() -> None:
+    refused = asyncio.Event()
+
+    async def refuse(sink: Broken, index: int) -> None:
+        refused.set()
+        raise EngineError("the sink refused")
+
+    class Source(StreamSource):
+        async def send(self, index: int) -> None:
+            if index == 1:
+                await refused.wait()
+                for _ in range(20):  # until the task of the loading has ended
+                    await asyncio.sleep(0)
+                raise EngineError("the source failed")
+            await super().send(index)
+
+    unseen: list[str] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: unseen.append(context["message"]))
+        sender = open_sender("shm", PLAN, device="cpu", num_receivers=1)
+        sink = Broken(at=0, does=refuse)
+        await sink.connect(PLAN, sender.address)
+        with pytest.raises(EngineError, match="the source failed"):
+            await push(Source(trained(1), sender), [sink], plan=PLAN, version=7)
+        sender.close()
+        gc.collect()
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert not unseen
