@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 
 from agentrl.errors import ConfigError, SandboxUnavailable
 from agentrl.headers import why_no_header
-
-_REFERENCE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
+from agentrl.references import REFERENCE
 
 
 def check_reference(name: str, value: str) -> str:
@@ -21,7 +19,7 @@ def check_reference(name: str, value: str) -> str:
     Raises:
         ConfigError: it is something else, which would end up in the run's configuration file.
     """
-    if not _REFERENCE.fullmatch(value):
+    if not REFERENCE.fullmatch(value):
         raise ConfigError(
             f"sandbox.kwargs.{name} must be a reference to an environment variable, as in "
             "'${env:MY_TOKEN}', so that the secret is written to no file; got something else "
@@ -36,7 +34,7 @@ def resolve(name: str, reference: str) -> str:
     Raises:
         SandboxUnavailable: the variable is not set, or no header can carry its value.
     """
-    match = _REFERENCE.fullmatch(reference)
+    match = REFERENCE.fullmatch(reference)
     assert match is not None  # it was checked when it was given
     value = os.environ.get(match[1])
     if not value:

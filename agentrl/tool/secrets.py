@@ -7,19 +7,15 @@ that it refuses, and trajectories are kept.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from urllib.parse import quote
 
 from agentrl.errors import InfrastructureError
 from agentrl.headers import why_no_header
+from agentrl.references import REFERENCE, names_in
 from agentrl.tool.section import Section
 
-_REFERENCE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
-_SHORTEST_CLEARED = 4
-"""Characters; a shorter value stands in text by chance."""
 _CREDENTIALS = re.compile(
     r"authorization|cookie|(api|auth|access)[-_]?(key|token)|secret|token$|key$"
 )
@@ -38,7 +34,7 @@ def read_texts(section: Section, key: str, *, is_headers: bool) -> dict[str, str
     """
     texts = section.text_mapping(key)
     for name, text in texts.items():
-        if "${" in _REFERENCE.sub("", text):
+        if "${" in REFERENCE.sub("", text):
             raise section.error(
                 f"{section.dotted(key, name)}: a reference is written '${{env:NAME}}', with the "
                 "name of an environment variable",
@@ -51,7 +47,7 @@ def read_texts(section: Section, key: str, *, is_headers: bool) -> dict[str, str
             )
         if is_headers and "\n" in text + name:
             raise section.error(f"{section.dotted(key, name)}: has a line break", key, name)
-        if _CREDENTIALS.search(name.lower()) and not _REFERENCE.search(text):
+        if _CREDENTIALS.search(name.lower()) and not REFERENCE.search(text):
             raise section.error(  # without the value: it may be the secret
                 f"{section.dotted(key, name)}: a credential does not belong into a file; export it "
                 f"as an environment variable and write '${{env:NAME}}'",
@@ -59,11 +55,6 @@ def read_texts(section: Section, key: str, *, is_headers: bool) -> dict[str, str
                 name,
             )
     return dict(texts)
-
-
-def names_in(texts: Iterable[str]) -> list[str]:
-    """Return the environment variables that texts refer to."""
-    return sorted({name for text in texts for name in _REFERENCE.findall(text)})
 
 
 def unset_in(texts: Iterable[str]) -> list[str]:
@@ -77,7 +68,7 @@ def resolved(texts: Mapping[str, str]) -> dict[str, str]:
     Raises:
         InfrastructureError: a variable is not set, or its value has a line break.
     """
-    return {key: _REFERENCE.sub(_value, text) for key, text in texts.items()}
+    return {key: REFERENCE.sub(_value, text) for key, text in texts.items()}
 
 
 def resolved_headers(texts: Mapping[str, str]) -> dict[str, str]:
@@ -103,14 +94,3 @@ def _value(match: re.Match[str]) -> str:
     if "\n" in value or "\r" in value:
         raise InfrastructureError(f"the environment variable {name} holds a line break; remove it")
     return value
-
-
-def cleared(text: str, texts: Iterable[str]) -> str:
-    """Return ``text`` with references in place of the values that ``texts`` refer to."""
-    for name in names_in(texts):
-        value = os.environ.get(name, "")
-        if len(value) < _SHORTEST_CLEARED:
-            continue
-        for form in {value, quote(value, safe=""), json.dumps(value)[1:-1]}:
-            text = text.replace(form, f"${{env:{name}}}")
-    return text

@@ -149,3 +149,13 @@ def test_each_error_of_the_sdk_has_its_place(raised, expected):
     with pytest.raises(expected) as told, sdk_errors("do this"):
         raise raised
     assert type(told.value) is expected
+
+
+@pytest.mark.parametrize("kind", [AuthenticationException, SandboxException])
+def test_a_key_that_the_service_repeats_is_not_shown(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("E2B_API_KEY", "e2b_0123456789")
+    with pytest.raises(SandboxError) as told, sdk_errors("do this"):
+        raise kind("401: no such key: e2b_0123456789")
+    assert "0123" not in str(told.value) and "${env:E2B_API_KEY}" in str(told.value)

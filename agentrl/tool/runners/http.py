@@ -23,10 +23,11 @@ from urllib.parse import urlencode
 from agentrl.errors import ConfigError, InfrastructureError, ToolError
 from agentrl.net.client import Answer, SharedClient, Unreachable, fetch, make_client
 from agentrl.net.guard import Guard
+from agentrl.references import cleared
 from agentrl.tool.base import ToolContext
 from agentrl.tool.runners.base import Allow, Bound, ToolOffer
 from agentrl.tool.runners.url_template import UrlTemplate, plain
-from agentrl.tool.secrets import cleared, read_texts, resolved_headers
+from agentrl.tool.secrets import read_texts, resolved_headers
 from agentrl.tool.section import Section
 
 if TYPE_CHECKING:

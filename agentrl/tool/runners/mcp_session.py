@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import InfrastructureError, ToolError
-from agentrl.tool.secrets import cleared, resolved, resolved_headers
+from agentrl.references import cleared
+from agentrl.tool.secrets import resolved, resolved_headers
 
 if TYPE_CHECKING:
     import httpx2

@@ -26,11 +26,12 @@ from typing import TYPE_CHECKING, Any
 from agentrl.errors import AgentRLError, ConfigError, InfrastructureError, ToolError
 from agentrl.net.client import Answer
 from agentrl.net.guard import Forbidden, Guard
+from agentrl.references import names_in
 from agentrl.tool.base import ToolContext, ToolReply
 from agentrl.tool.deadline import DeadlinePassed
 from agentrl.tool.runners.base import Allow, Bound, ToolOffer
 from agentrl.tool.runners.server_session import Server, SessionLost, SharedSession, server_at
-from agentrl.tool.secrets import names_in, unset_in
+from agentrl.tool.secrets import unset_in
 from agentrl.tool.section import Section
 from agentrl.types import ToolStatus
 

@@ -13,8 +13,9 @@ from typing import Any
 from agentrl.errors import AgentRLError, InfrastructureError, ToolError
 from agentrl.net.client import Answer, SharedClient, fetch, make_client
 from agentrl.net.guard import Guard
+from agentrl.references import cleared
 from agentrl.tool.base import ToolContext
-from agentrl.tool.secrets import cleared, resolved_headers
+from agentrl.tool.secrets import resolved_headers
 
 logger = logging.getLogger(__name__)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import AgentRLError, SandboxError, SandboxUnavailable
 from agentrl.extras import missing_extra
+from agentrl.references import cleared
 from agentrl.sandbox.base import SandboxLimits, SandboxReport, SandboxStatus
 from agentrl.sandbox.secrets import check_reference, resolve
 from agentrl_sandboxes.e2b import machine
@@ -20,6 +21,7 @@ from agentrl_sandboxes.supervised.limits import check_limits, check_seconds
 if TYPE_CHECKING:
     from e2b_code_interpreter import AsyncSandbox
 
+_API_KEY = "${env:E2B_API_KEY}"
 _HELLO_S = 30.0
 _KILL_S = 10.0
 _LONGEST_LIFE_S = 86_400.0
@@ -41,7 +43,7 @@ class E2BBackend:
     def __init__(
         self,
         *,
-        api_key: str = "${env:E2B_API_KEY}",
+        api_key: str = _API_KEY,
         template: str | None = None,
         domain: str | None = None,
         api_url: str | None = None,
@@ -87,7 +89,7 @@ class E2BBackend:
             raise SandboxError("the sandbox backend is closed")
         try:
             async with asyncio.timeout(self._create_timeout_s):
-                with sdk_errors("create a sandbox"):
+                with sdk_errors("create a sandbox", self._api_key):
                     vm = await AsyncSandbox.create(
                         template=self._template,
                         timeout=int(self._ttl_s),
@@ -156,7 +158,7 @@ class E2BBackend:
             self._boxes.pop(vm.sandbox_id, None)
 
         async def autopsy() -> tuple[SandboxStatus, str]:
-            with sdk_errors("look after a sandbox"):
+            with sdk_errors("look after a sandbox", self._api_key):
                 lives = await vm.is_running(request_timeout=_KILL_S)
             if not lives:
                 raise SandboxError(f"the E2B sandbox is gone: {channel.last_words()}")
@@ -167,7 +169,7 @@ class E2BBackend:
         )
         self._boxes[vm.sandbox_id] = (box, vm)
         try:
-            with sdk_errors("start the supervisor"):
+            with sdk_errors("start the supervisor", self._api_key):
                 handle = await vm.commands.run(
                     machine.command(limits),
                     background=True,
@@ -191,7 +193,7 @@ class E2BBackend:
     async def _kill(self, vm: AsyncSandbox, channel: ProcessChannel) -> None:
         """End a VM; one that cannot be reached ends when its time is over."""
         try:
-            with sdk_errors("kill a sandbox"):
+            with sdk_errors("kill a sandbox", self._api_key):
                 await vm.kill(request_timeout=_KILL_S)
         except SandboxError:
             pass
@@ -210,8 +212,8 @@ class E2BBackend:
 
 
 @contextmanager
-def sdk_errors(purpose: str) -> Iterator[None]:
-    """Turn whatever the SDK raises into errors of ours.
+def sdk_errors(purpose: str, api_key: str = _API_KEY) -> Iterator[None]:
+    """Turn whatever the SDK raises into errors of ours, without the key that it may repeat.
 
     Raises:
         SandboxUnavailable: the key is missing or wrong.
@@ -226,8 +228,9 @@ def sdk_errors(purpose: str) -> Iterator[None]:
         raise
     except AuthenticationException as error:
         raise SandboxUnavailable(
-            f"E2B refuses the key ({error}); set E2B_API_KEY, or api_key to a reference to the "
-            "variable that holds it"
+            f"E2B refuses the key ({cleared(str(error), [api_key])}); set E2B_API_KEY, or api_key "
+            "to a reference to the variable that holds it"
         ) from None
     except Exception as error:
-        raise SandboxError(f"E2B could not {purpose}: {type(error).__name__}: {error}") from None
+        told = cleared(f"{type(error).__name__}: {error}", [api_key])
+        raise SandboxError(f"E2B could not {purpose}: {told}") from None

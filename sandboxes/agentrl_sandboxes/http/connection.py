@@ -11,6 +11,7 @@ import httpx
 from httpx_aiohttp import AiohttpTransport
 
 from agentrl.errors import AgentRLError, ConfigError, SandboxError, SandboxUnavailable, ToolError
+from agentrl.references import cleared
 from agentrl.sandbox.secrets import check_reference, resolve
 
 _CONNECT_S = 5.0
@@ -115,7 +116,7 @@ class Connection:
     ) -> dict[str, Any]:
         """Send and receive JSON objects; errors as those of :meth:`ask`."""
         body = b"" if value is None else json.dumps(value).encode()
-        raw = await self.ask(method, path, body, timeout_s=timeout_s)
+        raw = self._without_token(await self.ask(method, path, body, timeout_s=timeout_s))
         try:
             found = json.loads(raw)
         except (ValueError, RecursionError):
@@ -135,6 +136,13 @@ class Connection:
                 raise SandboxError(f"the sandbox server at {self.url} answered without end")
         return bytes(data)
 
+    def _without_token(self, content: bytes) -> bytes:
+        """What a server says in words may repeat the token, and is kept."""
+        if self._token is None:
+            return content
+        text = cleared(content.decode("utf-8", "surrogateescape"), [self._token])
+        return text.encode("utf-8", "surrogateescape")
+
     def _lost(self, error: httpx.HTTPError) -> SandboxError:
         # The transport gives one class to refused and to broken connections; its cause tells.
         if isinstance(error.__cause__, (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError)):
@@ -145,6 +153,7 @@ class Connection:
         return SandboxError(f"lost the sandbox server at {self.url}: {error!r}")
 
     def _refused(self, status: int, content: bytes) -> AgentRLError:
+        content = self._without_token(content)
         try:
             told = json.loads(content)["error"]
             kind, message = str(told["type"]), str(told["message"])

@@ -269,3 +269,26 @@ def test_a_node_that_a_server_names_wrongly_is_its_failure_not_the_users():
 
     created = says(201, {**CREATED, "url": "http://"})
     against({"GET /v1/report": says(200, REPORT), "POST /v1/sandboxes": created}, scenario)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        says(500, f"<html>{'.' * 165}Authorization: Bearer 0123456789abcdef"),
+        says(503, {"error": {"type": "sandbox", "message": "for Bearer 0123456789abcdef"}}),
+        says(200, f"{'.' * 85}Bearer 0123456789abcdef"),
+    ],
+)
+def test_a_token_that_a_server_repeats_is_not_shown(
+    answer: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REPEATED_TOKEN", "0123456789abcdef")
+
+    async def scenario(_: HttpBackend, server: JsonServer) -> None:
+        backend = HttpBackend(server.url, token="${env:REPEATED_TOKEN}", create_timeout_s=2.0)
+        with pytest.raises(SandboxError) as told:
+            await backend.start()
+        assert "0123" not in str(told.value)
+        await backend.close()
+
+    against({"GET /v1/report": answer}, scenario)
