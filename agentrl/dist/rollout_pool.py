@@ -86,6 +86,9 @@ class RolloutPool:
         """What updates workers directly, and the version they were updated to."""
         self._asleep = 0
         """Level, while devices are given away."""
+        self._awake = asyncio.Event()
+        """Set while they are not: no process is started on one that is in use."""
+        self._awake.set()
         self.dtypes: dict[str, str] = {}
         """Name -> dtype of the weights that are served; known once started."""
         self.num_restarts = 0
@@ -256,6 +259,7 @@ class RolloutPool:
     async def _rejoin(self, member: _Member, lost: RolloutHandle) -> None:
         """Open a new process with the current weights; whatever goes wrong ends the run."""
         await lost.close()
+        await self._awake.wait()
         opened: RolloutHandle | None = None
         try:
             opened, _ = await self._open(member)
@@ -397,6 +401,7 @@ class RolloutPool:
         """
         async with self._control:
             self._asleep = level
+            self._awake.clear()
             await self._hand_over("given its device away", lambda handle: handle.sleep(level))
 
     async def wake(self) -> None:
@@ -404,6 +409,7 @@ class RolloutPool:
         async with self._control:
             self._asleep = 0
             await self._hand_over("taken its device again", lambda handle: handle.wake())
+            self._awake.set()
 
     async def _hand_over(self, what: str, call: Callable[[RolloutHandle], Awaitable[None]]) -> None:
         try:

@@ -255,7 +255,7 @@ def test_a_worker_that_is_lost_while_it_loads_comes_back_with_those_weights() ->
     run(main())
 
 
-def test_a_replacement_sleeps_while_training_has_the_device() -> None:
+def test_a_replacement_is_not_started_on_a_device_that_training_has() -> None:
     async def main() -> None:
         crew = Crew()
         pool = crew.pool(1)
@@ -264,6 +264,38 @@ def test_a_replacement_sleeps_while_training_has_the_device() -> None:
         crew.made[0].dead.set()
         group = asyncio.ensure_future(pool.run_group("train", dispatch(0)))
         await pool.sleep()
+        await settle()
+        assert len(crew.made) == 1 and crew.made[0].closed
+        await pool.wake()
+        crew.prepare = lambda worker: worker.go.set()
+        assert (await group).policy_version == 1
+        await pool.close()
+
+    run(main())
+
+
+def test_a_replacement_that_was_starting_sleeps_while_training_has_the_device() -> None:
+    async def main() -> None:
+        crew = Crew()
+        pool = crew.pool(1)
+        await pool.start()
+        await pool.load(shipment(1), timeout_s=5)
+        starting, go = asyncio.Event(), asyncio.Event()
+
+        def slowly(worker: Fake) -> None:
+            async def start() -> dict[str, str]:
+                starting.set()
+                await go.wait()
+                return {"w": "float32"}
+
+            worker.start = start  # type: ignore[method-assign]
+
+        crew.prepare = slowly
+        crew.made[0].dead.set()
+        group = asyncio.ensure_future(pool.run_group("train", dispatch(0)))
+        await starting.wait()
+        await pool.sleep()
+        go.set()
         await settle()
         assert crew.made[1].asleep
         await pool.wake()
@@ -343,19 +375,32 @@ def test_a_worker_that_never_opens_is_named_with_the_setting() -> None:
 def test_a_replacement_that_hangs_before_it_plays_ends_the_run(hangs_in: str) -> None:
     async def main() -> None:
         crew = Crew()
-        pool = crew.pool(1, start_timeout_s=0.05)
+        pool = crew.pool(1, start_timeout_s=0.5)
         await pool.start()
         await pool.load(shipment(1), timeout_s=5)
-        await pool.sleep()
+        starting, asleep = asyncio.Event(), asyncio.Event()
 
         async def never(*_: object) -> Any:
             await asyncio.Event().wait()
 
-        crew.prepare = lambda worker: setattr(worker, hangs_in, never)
+        async def start() -> dict[str, str]:
+            starting.set()
+            await asleep.wait()
+            return {"w": "float32"}
+
+        def hang(worker: Fake) -> None:
+            worker.start = start  # type: ignore[method-assign]
+            setattr(worker, hangs_in, never)
+
+        crew.prepare = hang
         crew.made[0].dead.set()
         async with asyncio.timeout(20):
-            with pytest.raises(WorkerTimeout, match="worker 0 was replaced.*start_timeout_s=0.05"):
-                await pool.run_group("train", dispatch(0))
+            group = asyncio.ensure_future(pool.run_group("train", dispatch(0)))
+            await starting.wait()
+            await pool.sleep()
+            asleep.set()
+            with pytest.raises(WorkerTimeout, match="worker 0 was replaced.*start_timeout_s=0.5"):
+                await group
             with pytest.raises(WorkerTimeout):  # which it would have held up
                 await pool.load(shipment(2), timeout_s=5)
         await pool.close()
