@@ -108,6 +108,7 @@ def resumed_config(run: str, overrides: Sequence[str]) -> Config:
     base = from_yaml(path)
     base.trainer.resume = run
     base.trainer.run_dir = None  # where the run began; it may have been moved since
+    base.trainer.force_resume = False  # said of one resume, and not of all that follow
     config = composed(overrides, base=base)
     if config.trainer.resume != run:
         raise ConfigError(

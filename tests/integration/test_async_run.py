@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import os
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -139,13 +141,35 @@ def test_episodes_go_on_while_the_driver_computes(tmp_path: Path) -> None:
 def test_new_weights_interrupt_turns_which_go_on_under_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = Scheduler.step
+    step, collect, advance = Scheduler.step, Trainer.collect, Trainer.advance
+    made: list[None] = []
+    held = threading.Event()
 
-    def slowly(scheduler: Scheduler) -> Any:
-        time.sleep(0.02)  # a token takes longer than an update of a model this small
+    def held_step(scheduler: Scheduler) -> Any:
+        time.sleep(0.02)
+        if held.is_set():
+            return []
+        made.append(None)
         return step(scheduler)
 
-    monkeypatch.setattr(Scheduler, "step", slowly)
+    # A batch is complete: what has begun by then gets a few tokens, and no more until the new
+    # weights come, however long this machine takes over the update.
+    async def collect_and_hold(trainer: Trainer) -> Any:
+        groups, enough = await collect(trainer), len(made) + 5
+        with contextlib.suppress(TimeoutError):  # nothing has begun
+            async with asyncio.timeout(3):
+                while len(made) < enough:
+                    await asyncio.sleep(0.01)
+        held.set()
+        return groups
+
+    async def go_on_and_advance(trainer: Trainer) -> Any:
+        held.clear()
+        return await advance(trainer)
+
+    monkeypatch.setattr(Scheduler, "step", held_step)
+    monkeypatch.setattr(Trainer, "collect", collect_and_hold)
+    monkeypatch.setattr(Trainer, "advance", go_on_and_advance)
     run = tmp_path / "run"
     longer = ["env.id=calculator", "trainer.epochs=null", "trainer.total_steps=4"]
     train(run, *SMALL, *longer, *DECOUPLED, "rollout.max_staleness=1")

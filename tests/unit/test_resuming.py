@@ -104,6 +104,20 @@ def test_a_finished_run_says_what_its_schedule_asks_for(tmp_path: Path) -> None:
     assert resumed_config(run, longer).trainer.total_steps == 9
 
 
+def test_a_resume_that_was_forced_forces_no_other(tmp_path: Path) -> None:
+    run = run_at(tmp_path / "run", 2)
+    forced = resumed_config(run, ["actor.lr=0.5", "trainer.force_resume=true"])
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(to_dict(forced)))
+    with pytest.raises(CheckpointError, match=r"actor.lr was 0.0005 and is now 0.5"):
+        resumed_config(run, [])
+    store = CheckpointStore(tmp_path / "run" / "checkpoints", config=to_dict(forced))
+    store.save(3, {}, {"step": 3}, score=None)
+    store.flush()
+    assert resumed_config(run, []).actor.lr == 0.5
+    with pytest.raises(CheckpointError, match=r"actor.lr was 0.5 and is now 0.1"):
+        resumed_config(run, ["actor.lr=0.1"])
+
+
 def test_a_run_whose_last_checkpoint_is_damaged_has_not_finished(tmp_path: Path) -> None:
     run = run_at(tmp_path / "run", 4)
     (tmp_path / "run" / "checkpoints" / "step_000004" / "tensors.safetensors").write_bytes(b"x")
