@@ -12,9 +12,11 @@ from jsonschema.exceptions import ValidationError, best_match
 from jsonschema.validators import extend
 
 from agentrl.tool.explain import explain
+from agentrl.tool.parsers.strict_json import MAX_DEPTH, is_deeper
 
 _MAX_STEPS = 20_000
 """References followed for one call: less than a second of the event loop."""
+_TOO_MUCH = "the arguments are too long or nested too deeply to be checked; give less at once"
 _plain_ref: Any = Draft202012Validator.VALIDATORS["$ref"]
 _PATTERN_TIMEOUT_S = 0.1
 """A pattern of a careless author can take for ever on what a model writes."""
@@ -76,13 +78,13 @@ class ArgumentValidator:
 
     def problem(self, arguments: Mapping[str, Any]) -> str | None:
         """Return what is wrong with ``arguments``, for the model to read; None if nothing."""
+        if is_deeper(arguments, MAX_DEPTH):  # parsers read none; others hand over what they have
+            return _TOO_MUCH
         self._num_steps = 0
         try:
             return self._explained(arguments)
         except (RecursionError, _TooManySteps):
-            return (
-                "the arguments are too long or nested too deeply to be checked; give less at once"
-            )
+            return _TOO_MUCH
         except (ArithmeticError, ValueError):  # of a number that has no quotient
             return "the arguments hold a number that is too large to be checked, or is none"
 

@@ -14,7 +14,7 @@ SOURCES = [ROOT / "agentrl", *(ROOT / p for p in ("envs", "tools", "sandboxes"))
 
 # Package -> packages of agentrl that it may import. `types`, `errors`, `seeding` are for everyone.
 COMMON = {"types", "errors", "seeding"}
-BASE = COMMON | {"registry", "kwargs", "finite", "extras", "headers"}
+BASE = COMMON | {"registry", "kwargs", "finite", "extras", "headers", "references"}
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
     "errors": set(),
@@ -22,6 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "extras": COMMON,
     "finite": COMMON,
     "headers": COMMON,
+    "references": set(),
     "registry": COMMON,
     "kwargs": COMMON,
     "batch": COMMON,

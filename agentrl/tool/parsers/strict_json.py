@@ -6,7 +6,8 @@ import json
 import math
 from typing import Any
 
-_MAX_DEPTH = 32
+MAX_DEPTH = 32
+"""Levels of lists and objects in a value."""
 _WINDOW = 1024
 _NEAR_END = 16
 """Longer than any literal or escape that the end of a window can cut."""
@@ -27,8 +28,8 @@ def read_json(text: str, start: int = 0) -> tuple[Any, int]:
         raise ValueError("nested too deeply") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"{error.msg} at character {error.pos}") from None
-    if _is_deeper(value, _MAX_DEPTH):
-        raise ValueError(f"nested more than {_MAX_DEPTH} levels deep")
+    if is_deeper(value, MAX_DEPTH):
+        raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
     end = start + length
     if text.find("\\u", start, end) >= 0:
         _refuse_surrogates(value)
@@ -91,7 +92,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def _is_deeper(value: Any, limit: int) -> bool:
+def is_deeper(value: Any, limit: int) -> bool:
+    """Return whether lists and objects are nested in more than ``limit`` levels, at any depth."""
     level = [value]
     for _ in range(limit + 1):
         level = [
