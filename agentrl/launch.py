@@ -281,7 +281,13 @@ def _evaluator(config: Config, plan: Plan, rollouts: Rollouts) -> Evaluator:
         }
         for split in HELD_OUT
     }
-    return Evaluator(run, tasks, every=config.trainer.eval_every, total_steps=plan.num_steps)
+    return Evaluator(
+        run,
+        tasks,
+        every=config.trainer.eval_every,
+        total_steps=plan.num_steps,
+        stall_timeout_s=config.rollout.collect_timeout_s,
+    )
 
 
 def _trackers(config: Config, run_dir: RunDir, progress: Progress, num_steps: int):

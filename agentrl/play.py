@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import track
@@ -14,16 +15,18 @@ from agentrl.config.load import from_yaml, load
 from agentrl.config.overrides import itemised, parse
 from agentrl.config.schema import Config
 from agentrl.env.task_check import SPLITS
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, EngineError
 from agentrl.limits import within_positions
 from agentrl.plan import evaluation_plan
 from agentrl.playground import open_playground
 from agentrl.rollout.tasks import check_tasks
 from agentrl.train.environments import make_environments, refuse_idle_specs
-from agentrl.train.evaluate import choose_tasks, dispatches, refuse_censored
+from agentrl.train.evaluate import choose_tasks, dispatches, refuse_censored, stands_still
 from agentrl.train.open_model import is_run, run_config_path
 from agentrl.train.tasks import Splits, bound_lengths, tasks_of
 from agentrl.types import Trajectory
+
+T = TypeVar("T")
 
 _OPTION_OF = {"eval.n": "-n", "eval.val_tasks": "--tasks", "eval.test_tasks": "--tasks"}
 """Settings of a training run for which these commands have an option."""
@@ -107,17 +110,43 @@ async def play_split(
             for name, found in tasks[split].items()
             for dispatch in dispatches(name, choose_tasks(found, num_tasks))
         ]
-        console = Console(stderr=True)
-        for done in track(
-            asyncio.as_completed(pending),
-            description=f"playing {split}",
-            total=len(pending),
-            console=console,
-            disable=config.telemetry.quiet,
-        ):
-            await done
-        groups = [task.result() for task in pending]
+        limit_s, quiet = config.rollout.collect_timeout_s, config.telemetry.quiet
+        groups = await finished(pending, what=f"playing {split}", stall_s=limit_s, quiet=quiet)
     for item in environments:
         own = [group for group in groups if group.env_id == item.name]
         refuse_censored(own, what=f"playing {split!r} of {item.name!r}")
     return [trajectory for group in groups for trajectory in group.trajectories]
+
+
+async def finished(
+    pending: Sequence[asyncio.Future[T]], *, what: str, stall_s: float, quiet: bool
+) -> list[T]:
+    """Return the results of all, in order, and show how many there are.
+
+    Args:
+        pending: what goes on.
+        what: it is, for people.
+        stall_s: longest time in which none ends.
+        quiet: show nothing.
+
+    Raises:
+        EngineError: none has ended for ``stall_s``; the others are cancelled.
+    """
+    bar = track(
+        asyncio.as_completed(pending),
+        description=what,
+        total=len(pending),
+        console=Console(stderr=True),
+        disable=quiet,
+    )
+    try:
+        for done in bar:
+            async with asyncio.timeout(stall_s):
+                await done
+    except TimeoutError:
+        num_ended = sum(task.done() for task in pending)
+        raise EngineError(stands_still(what, num_ended, len(pending), stall_s)) from None
+    finally:
+        for task in pending:
+            task.cancel()
+    return [task.result() for task in pending]

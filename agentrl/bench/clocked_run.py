@@ -214,7 +214,9 @@ async def _trainer(
                 ),
                 buffer=buffer,
                 assemble=parts.assemble,
-                evaluator=Evaluator(_no_evaluation, {}, every=0, total_steps=run.num_steps),
+                evaluator=Evaluator(
+                    _no_evaluation, {}, every=0, total_steps=run.num_steps, stall_timeout_s=NEVER_S
+                ),
                 checkpoints=parts,
                 run_dir=RunDir.create(directory / "run"),
                 tracker=parts,

@@ -81,7 +81,8 @@ class RolloutConfig(LoopLimits):
     reward_timeout_s: float = 30.0
     """For grading one finished episode."""
     collect_timeout_s: float = 1800.0
-    """For all the trajectories of one step; then the run stops and says what was missing."""
+    """For all the trajectories of one step, and for the next ones of an evaluation; then the run
+    stops and says what was missing."""
     max_staleness: int = 0
     """Policy versions a trajectory may lag behind the one it trains, by its oldest token. 0 is
     on-policy."""

@@ -26,6 +26,7 @@ class Evaluator:
         tasks: split -> name of the environment -> tasks.
         every: steps between evaluations on ``val``; 0 for none, not even at the end.
         total_steps: ``test`` is measured before the first step and after this one, as is ``val``.
+        stall_timeout_s: longest time in which no task ends.
     """
 
     def __init__(
@@ -35,11 +36,13 @@ class Evaluator:
         *,
         every: int,
         total_steps: int,
+        stall_timeout_s: float,
     ) -> None:
         self._run_group = run_group
         self._tasks = tasks
         self._every = every
         self._total_steps = total_steps
+        self._stall_timeout_s = stall_timeout_s
 
     def due(self, step: int) -> list[str]:
         """Return the splits to measure after ``step`` updates."""
@@ -56,7 +59,8 @@ class Evaluator:
         """Measure ``splits``; returns metrics and the trajectories behind them.
 
         Raises:
-            TrainingError: most episodes of an environment failed, so what is left says nothing.
+            TrainingError: most episodes of an environment failed, so what is left says nothing; or
+                no task has ended for ``stall_timeout_s``.
         """
         metrics: dict[str, Any] = {}
         trajectories: list[Trajectory] = []
@@ -70,21 +74,41 @@ class Evaluator:
         return metrics, trajectories
 
     async def _sample(self, split: str) -> dict[str, list[TrajectoryGroup]]:
-        async with asyncio.TaskGroup() as group:
-            pending = {
-                env: [
-                    group.create_task(self._run_group(split, dispatch))
-                    for dispatch in dispatches(env, tasks)
-                ]
-                for env, tasks in self._tasks[split].items()
-                if len(tasks)
-            }
+        pending: dict[str, list[asyncio.Task[TrajectoryGroup]]] = {}
+        limit_s, now = self._stall_timeout_s, asyncio.get_running_loop().time
+        num_ended = 0
+
+        def go_on(_: asyncio.Task[TrajectoryGroup]) -> None:
+            nonlocal num_ended
+            if not limit.expired():
+                num_ended += 1
+                limit.reschedule(now() + limit_s)
+
+        try:
+            async with asyncio.timeout(limit_s) as limit, asyncio.TaskGroup() as group:
+                for env, tasks in self._tasks[split].items():
+                    for dispatch in dispatches(env, tasks):
+                        task = group.create_task(self._run_group(split, dispatch))
+                        task.add_done_callback(go_on)
+                        pending.setdefault(env, []).append(task)
+        except TimeoutError:
+            num_tasks = sum(map(len, pending.values()))
+            what = f"the evaluation on {split!r}"
+            raise TrainingError(stands_still(what, num_ended, num_tasks, limit_s)) from None
         return {env: [task.result() for task in tasks] for env, tasks in pending.items()}
 
 
 def dispatches(env: str, tasks: Sequence[Task]) -> list[Dispatch]:
     """Return the prompts of a whole list of tasks, in its order."""
     return [Dispatch(index=index, epoch=0, task=task, env=env) for index, task in enumerate(tasks)]
+
+
+def stands_still(what: str, num_ended: int, num_tasks: int, limit_s: float) -> str:
+    """Say that no task has ended for too long."""
+    return (
+        f"{what} stands still: of {num_tasks} tasks {num_ended} have ended, and none in the last "
+        f"rollout.collect_timeout_s={limit_s:g} s; an engine or an environment hangs, or raise it"
+    )
 
 
 def refuse_censored(groups: Sequence[TrajectoryGroup], *, what: str) -> None:

@@ -1,13 +1,17 @@
-"""What a policy is played with that stands in a run."""
+"""Playing without training: what a policy is played with, and when it ends."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
+import pytest
 import yaml
 
 from agentrl.config.load import load, to_dict
-from agentrl.play import playing_config
+from agentrl.errors import EngineError
+from agentrl.play import finished, playing_config
+from agentrl.testing.virtual_time import run_virtual
 
 
 def test_a_run_brings_its_template_with_its_tokenizer(tmp_path: Path) -> None:
@@ -18,3 +22,13 @@ def test_a_run_brings_its_template_with_its_tokenizer(tmp_path: Path) -> None:
     assert playing_config(None, run, []).model.chat_template is None
     given = playing_config(None, run, ["model.chat_template=other.jinja"])
     assert given.model.chat_template == "other.jinja"
+
+
+def test_episodes_may_take_as_long_as_they_go_on_and_end_where_they_stand_still() -> None:
+    async def all_of(seconds: list[float]) -> list[float]:
+        pending = [asyncio.ensure_future(asyncio.sleep(item, item)) for item in seconds]
+        return await finished(pending, what="playing test", stall_s=60.0, quiet=True)
+
+    assert run_virtual(all_of([150.0, 50.0, 100.0])) == [150.0, 50.0, 100.0]
+    with pytest.raises(EngineError, match="playing test stands still: of 3 tasks 2 have ended"):
+        run_virtual(all_of([50.0, 1e6, 100.0]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from agentrl.errors import TrainingError
 from agentrl.rollout.tasks import Dispatch
 from agentrl.testing.run_data import make_trajectory
+from agentrl.testing.virtual_time import run_virtual
 from agentrl.train.evaluate import Evaluator, choose_tasks
 from agentrl.types import StopReason, Task, Trajectory, TrajectoryGroup
 
@@ -20,13 +22,18 @@ def tasks(count: int) -> list[Task]:
 
 
 def evaluator(
-    by_split: dict[str, dict[str, list[Task]]], *, broken: str = "", every: int = 5
+    by_split: dict[str, dict[str, list[Task]]],
+    *,
+    broken: str = "",
+    every: int = 5,
+    seconds: Callable[[int], float] = lambda index: 0.0,
 ) -> tuple[Evaluator, list[tuple[str, Dispatch]]]:
     """Return one in which ``good`` solves everything, and what it was asked to sample."""
     asked: list[tuple[str, Dispatch]] = []
 
     async def run_group(split: str, dispatch: Dispatch) -> TrajectoryGroup:
         asked.append((split, dispatch))
+        await asyncio.sleep(seconds(dispatch.index))
         member = make_trajectory(
             seed=dispatch.index,
             env_id=dispatch.env,
@@ -42,7 +49,8 @@ def evaluator(
             policy_version=0,
         )
 
-    return Evaluator(run_group, by_split, every=every, total_steps=10), asked
+    one = Evaluator(run_group, by_split, every=every, total_steps=10, stall_timeout_s=60.0)
+    return one, asked
 
 
 def run(one: Evaluator, *splits: str) -> tuple[dict[str, Any], list[Trajectory]]:
@@ -86,3 +94,13 @@ def test_val_at_its_steps_and_test_before_and_after() -> None:
     assert [evaluator(val, every=4)[0].due(step) for step in (8, 9, 10)] == [["val"], [], ["val"]]
     assert [evaluator(val, every=0)[0].due(step) for step in (0, 10)] == [[], []]
     assert len(choose_tasks(tasks(5), 2)) == 2 and len(choose_tasks(tasks(5), 0)) == 5
+
+
+def test_an_evaluation_may_take_as_long_as_it_goes_on_and_ends_where_it_stands_still() -> None:
+    by_split: dict[str, dict[str, list[Task]]] = {"val": {"good": tasks(9)}, "test": {}}
+    slow, _ = evaluator(by_split, seconds=lambda index: 50.0 * index)
+    metrics, _ = run_virtual(slow.run(["val"], step=0))
+    assert metrics["val/good/tasks"] == 9
+    stuck, _ = evaluator(by_split, seconds=lambda index: 50.0 * index if index < 8 else 1e6)
+    with pytest.raises(TrainingError, match=r"'val' stands still: of 9 tasks 8 .*timeout_s=60 s"):
+        run_virtual(stuck.run(["val"], step=0))

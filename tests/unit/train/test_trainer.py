@@ -174,6 +174,7 @@ class Parts:
                 {"val": {"e": TASKS[:1]}, "test": {"e": TASKS[:1]}},
                 every=config.eval_every,
                 total_steps=config.total_steps,
+                stall_timeout_s=20,
             ),
             checkpoints=self,
             run_dir=RunDir.create(self.tmp_path / "run"),
