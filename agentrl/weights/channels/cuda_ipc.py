@@ -5,13 +5,19 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from agentrl.errors import EngineError
 from agentrl.weights.channels.base import NUM_SLOTS, Address, Channel, Packer
-from agentrl.weights.channels.cuda_memory import DeviceMemory, allocate, open_shared
+from agentrl.weights.channels.cuda_memory import (
+    DeviceMemory,
+    all_or_none,
+    allocate,
+    open_shared,
+)
 from agentrl.weights.plan import BucketPlan
 
 _own: dict[str, list[Tensor]] = {}
@@ -31,7 +37,8 @@ class CudaIpcSender:
             )
         self.plan = plan
         self._device = device
-        self._memory = [allocate(max(1, plan.slot_bytes), device) for _ in range(NUM_SLOTS)]
+        size = max(1, plan.slot_bytes)
+        self._memory = all_or_none([partial(allocate, size, device)] * NUM_SLOTS)
         slots = [memory.tensor() for memory in self._memory]
         self._packer = Packer(plan, slots)
         self._token = secrets.token_hex(8)
@@ -83,7 +90,8 @@ class CudaIpcReceiver:
             self._slots = _own[details["token"]]
         else:
             size = max(1, plan.slot_bytes)
-            self._memory = [open_shared(item, size, device) for item in details["handles"]]
+            handles = details["handles"]
+            self._memory = all_or_none(partial(open_shared, item, size, device) for item in handles)
             self._slots = [memory.tensor() for memory in self._memory]
 
     def receive(self, index: int) -> Tensor:

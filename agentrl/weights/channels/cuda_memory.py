@@ -7,6 +7,8 @@ too, its memory has no handle that another process could open.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from functools import cache
 from typing import Any
 
@@ -88,6 +90,21 @@ def open_shared(handle: bytes, size: int, device: torch.device) -> DeviceMemory:
         flags = ctypes.c_uint(_LAZY_PEER_ACCESS)
         _call("cuIpcOpenMemHandle_v2", ctypes.byref(address), given, flags)
     return DeviceMemory(address.value, size, device, is_own=False)
+
+
+def all_or_none(makers: Iterable[Callable[[], DeviceMemory]]) -> list[DeviceMemory]:
+    """Allocate or open one after another; where one fails, those before it are let go.
+
+    Raises:
+        EngineError: the driver refused one.
+    """
+    with ExitStack() as stack:
+        made: list[DeviceMemory] = []
+        for make in makers:
+            made.append(make())
+            stack.callback(made[-1].close)
+        stack.pop_all()
+    return made
 
 
 def _context(device: torch.device) -> Any:
