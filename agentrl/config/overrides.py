@@ -27,6 +27,10 @@ from agentrl.errors import ConfigError
 from agentrl.kwargs import check_kwargs
 from agentrl.train.config import TINY
 
+_QUOTED_OR_LINE_END = re.compile(
+    r"""(?P<quoted>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|\s*\n\s*""", re.DOTALL
+)
+
 
 def parse(overrides: Iterable[str]) -> list[Override]:
     """Read ``key=value`` in the grammar of Hydra.
@@ -42,13 +46,22 @@ def parse(overrides: Iterable[str]) -> list[Override]:
                 f"{item!r} is no setting: write key=value, for example trainer.seed=1"
             )
         try:
-            parsed.append(parser.parse_override(item))
+            parsed.append(parser.parse_override(_on_one_line(item)))
         except (HydraException, ValueError, RecursionError) as error:
             raise ConfigError(
                 f"cannot read the setting {shortened(item)}: quote values with special "
                 f"characters, key='value' ({first_line(error)})"
             ) from error
     return parsed
+
+
+def _on_one_line(item: str) -> str:
+    """Join the lines of a list or a mapping, which the grammar wants on one."""
+    key, _, value = item.partition("=")
+    if not value.lstrip().startswith(("[", "{")):
+        return item
+    joined = _QUOTED_OR_LINE_END.sub(lambda found: found["quoted"] or " ", value)
+    return f"{key}={joined.strip()}"
 
 
 def itemised(overrides: Sequence[str]) -> Iterator[str]:

@@ -208,3 +208,14 @@ def test_lists_of_records_may_stand_inside_a_section_on_the_command_line() -> No
     assert config.algo.correction.upper == 3.0
     assert [rule.statistic for rule in config.algo.correction.reject] == ["seq_mean_k1", "token_k2"]
     assert config.algo.correction.reject[0].low == 0.99
+
+
+def test_a_list_may_be_written_on_several_lines() -> None:
+    parts = """reward.parts=[
+      {id: env},
+      {id: format, weight: 0.1, kwargs: {pattern: "<answer>.*
+</answer>"}}]"""
+    config = load([ENV, parts])
+    assert [part.id for part in config.reward.parts] == ["env", "format"]
+    assert config.reward.parts[1].kwargs == {"pattern": "<answer>.*\n</answer>"}
+    refuse("trainer.run_dir=runs/a\nb", match="cannot read the setting")
