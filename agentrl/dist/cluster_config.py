@@ -24,7 +24,7 @@ class ClusterConfig:
     """CPU cores that Ray reserves for each of ``rollout.workers``."""
     gpus_per_rollout_worker: float | None = None
     """GPUs of each of ``rollout.workers``, 0 for none. None: they share the GPUs of the training
-    ranks, and sleep while those train."""
+    ranks, and sleep while those train as ``rollout.sleep_level`` says."""
     start_timeout_s: float = 300.0
     """For Ray to answer, and for all processes to open what they hold."""
     max_restarts: int = 10

@@ -34,7 +34,8 @@ class ModelConfig:
     path: str = TINY
     """``tiny`` (embedded), a hub id, a local directory, a ``.gguf`` file, or a run directory."""
     chat_template: str | None = None
-    """A jinja file that replaces the tokenizer's template."""
+    """A jinja file that replaces the tokenizer's template. A run keeps it: to resume, evaluate or
+    export it the file is not needed. The embedded model takes none."""
     tool_parser: str | None = None
     """How tool calls are found in a turn: ``hermes``, ``qwen3_coder``, ``llama3_json``,
     ``mistral``, ``harmony``, ``deepseek``, ``glm``, ``kimi_k2``, ``minimax``, or one registered
