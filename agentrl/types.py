@@ -200,6 +200,9 @@ class ToolResult:
     """Times that it was called again after an infrastructure failure."""
     breaker_open: bool = False
     """Not called, since too many calls before it had failed on our side."""
+    cut_short: bool = False
+    """Answered, but a limit of the tool's own ended its work before it was done: a cell that ran
+    out of time, memory or output."""
 
 
 @dataclass(slots=True, kw_only=True)

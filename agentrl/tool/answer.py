@@ -22,6 +22,8 @@ class Answer:
     reward: float = 0.0
     cut_chars: int = 0
     """Characters cut off the end of ``content``."""
+    cut_short: bool = False
+    """A limit of the tool's own ended the work before it was done."""
     failure: BaseException | None = None
     """What our side failed with, under ``INFRA_ERROR``."""
     retries: int = 0
@@ -38,16 +40,22 @@ def answer_of(value: Any, *, tool: str, max_chars: int) -> Answer:
         InfrastructureError: a type that a tool must not return.
         RewardError: it pays what is no finite number.
     """
-    reward, cut_chars = 0.0, 0
+    reward, cut_chars, cut_short = 0.0, 0, False
     if isinstance(value, ToolReply):
         reward = check_reward(value.reward, where=f"tool {tool!r}")
-        cut_chars, value = value.cut_chars, value.content
+        cut_chars, cut_short, value = value.cut_chars, value.cut_short, value.content
     if isinstance(value, (dict, list, tuple)):
         text, is_whole = _as_json(value, max_chars)
         cut_chars = max(cut_chars, 0 if is_whole else 1)
     else:
         text = _plain(value)
-    return Answer(content=text, status=ToolStatus.OK, reward=reward, cut_chars=cut_chars)
+    return Answer(
+        content=text,
+        status=ToolStatus.OK,
+        reward=reward,
+        cut_chars=cut_chars,
+        cut_short=cut_short,
+    )
 
 
 def _plain(value: Any) -> str:

@@ -32,7 +32,7 @@ class ToolContext:
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class ToolReply:
-    """An answer that also pays the call that it answers."""
+    """An answer with more to say of the call: what it pays, and how it ended."""
 
     content: Any
     """What the model is shown: text, a number, or JSON values."""
@@ -40,6 +40,9 @@ class ToolReply:
     """Finite. Weighed by ``algo.reward_weights.tool``; the model does not see it."""
     cut_chars: int = 0
     """Characters that were cut off the end of ``content`` already."""
+    cut_short: bool = False
+    """Whether a limit of the tool's own ended the work before it was done. An environment sees it
+    in :class:`~agentrl.types.ToolResult`; ``content`` must tell the model."""
 
 
 @runtime_checkable
@@ -60,7 +63,7 @@ class Tool(Protocol):
         ...
 
     def call(self, **arguments: Any) -> Any:
-        """Answer one call with text, or with a :class:`ToolReply` where the call is paid for.
+        """Answer one call with text, or with a :class:`ToolReply` where there is more to say.
 
         Raises:
             ToolError: the model's mistake; the message is shown to it.

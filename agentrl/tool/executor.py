@@ -191,6 +191,7 @@ class ToolExecutor:
             reward=answer.reward,
             retries=answer.retries,
             breaker_open=answer.breaker_open,
+            cut_short=answer.cut_short,
         )
 
     def _refuse(self, call: ToolCall) -> str | None:

@@ -224,6 +224,7 @@ def test_two_lines_of_yaml_are_all_tools_of_a_server(server: ToolServerProcess, 
         ToolStatus.ERROR,
     )
     assert (results[4].content, results[4].reward) == ("paid", 0.25)
+    assert [r.cut_short for r in results] == [False, False, False, False, True, False]
     body, _, note = results[5].content.rpartition("\n")
     assert len(CODEC.encode_plain(body)) <= 32
     assert note == f"[cut: {results[5].truncated_tokens} more tokens]"

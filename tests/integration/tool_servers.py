@@ -23,7 +23,7 @@ class Counter:
     async def call(self, by: int = 1):
         if by == 13: raise ToolError("thirteen is unlucky")
         if by == 14: raise InfrastructureError("the abacus is broken")
-        if by == 15: return ToolReply(content="paid", reward=0.25)
+        if by == 15: return ToolReply(content="paid", reward=0.25, cut_short=True)
         if by == 16: return "long " * 100_000
         self.n += by
         return {"n": self.n}

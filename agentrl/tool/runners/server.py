@@ -286,7 +286,10 @@ def _reply(answer: Answer, url: str) -> ToolReply:
         value = json.loads(answer.body)
         status, content = ToolStatus(value["status"]), value["content"]
         reward, cut_chars = float(value["reward"]), int(value["cut_chars"])
+        cut_short = value.get("cut_short", False)
         if not isinstance(content, str) or answer.is_cut or cut_chars < 0:
+            raise ValueError
+        if not isinstance(cut_short, bool):
             raise ValueError
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise InfrastructureError(
@@ -301,4 +304,4 @@ def _reply(answer: Answer, url: str) -> ToolReply:
         raise late
     if status is ToolStatus.ERROR:
         raise ToolError(content.removeprefix("error: "))
-    return ToolReply(content=content, reward=reward, cut_chars=cut_chars)
+    return ToolReply(content=content, reward=reward, cut_chars=cut_chars, cut_short=cut_short)

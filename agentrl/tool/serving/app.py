@@ -77,6 +77,8 @@ class CallReply(BaseModel):
     reward: float = 0.0
     cut_chars: int = 0
     """Characters of the answer that are not in ``content``."""
+    cut_short: bool = False
+    """A limit of the tool's own ended the work before it was done."""
     duration_s: float = 0.0
     retries: int = 0
 
@@ -266,6 +268,7 @@ def _reply(result: ToolResult) -> CallReply:
         content=result.content.encode("utf-8", "replace").decode(),
         reward=result.reward,
         cut_chars=result.truncated_tokens,  # the store's unit is the character
+        cut_short=result.cut_short,
         duration_s=result.duration_s,
         retries=result.retries,
     )

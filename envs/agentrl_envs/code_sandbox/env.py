@@ -102,9 +102,9 @@ class CodeSandbox(Env):
         for call, result in zip(action.tool_calls, action.tool_results, strict=True):
             self._num_calls += 1
             code = call.arguments.get("code")
-            ran = result.status in (ToolStatus.OK, ToolStatus.ERROR) and call.error is None
+            ran = result.status is ToolStatus.OK  # the errors of a cell are an answer too
             if call.name == "python" and ran and isinstance(code, str):
-                self._workspace.add(code)
+                self._workspace.add(code, cut_short=result.cut_short)
         submission = self._workspace.source()
         is_final = not action.tool_calls
         if is_final and not action.truncated:

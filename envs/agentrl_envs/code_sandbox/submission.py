@@ -3,7 +3,8 @@
 Cells are read, never run, here. Replayed in a fresh interpreter, the statements kept give the
 workspace's names again: definitions, imports, assignments and blocks, in order. Bare expressions
 (``check(f)``, ``print(...)``) are dropped, since they only show something; a cell that does not
-parse, or that ran out of time and took its names with it, counts for nothing.
+parse counts for nothing. Of one that a limit cut short only functions and imports are kept: what
+ran for ever there would do so again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ warnings.filterwarnings("ignore", category=SyntaxWarning, module="<cell>")
 
 _BLOCK = re.compile(r"^```(?:python|py)[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_QUICK = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Import, ast.ImportFrom)
 # With the future import, an annotation that names nothing does no harm.
 _PRELUDE = "from __future__ import annotations\ndef check(f): pass"
 
@@ -34,9 +36,15 @@ class Workspace:
         self._kept = [_PRELUDE]
         self._defined = False
 
-    def add(self, cell: str) -> None:
-        """Take note of a cell that ran."""
+    def add(self, cell: str, *, cut_short: bool = False) -> None:
+        """Take note of a cell that ran.
+
+        Args:
+            cut_short: it did not come to its end.
+        """
         for statement in _statements(cell):
+            if cut_short and not isinstance(statement, _QUICK):
+                continue
             self._defined |= self._entry_point in _names(statement)
             self._kept.append(_guarded(statement))
 
@@ -94,4 +102,4 @@ def _guarded(statement: ast.stmt) -> str:
     ):
         return source  # cannot raise: the common case stays readable
     body = source.replace("\n", "\n    ")
-    return f"try:\n    {body}\nexcept Exception:\n    pass"
+    return f"try:\n    {body}\nexcept (Exception, SystemExit):\n    pass"

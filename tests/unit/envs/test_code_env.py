@@ -12,9 +12,16 @@ from agentrl.errors import EnvError
 from agentrl.types import Action, ToolCall, ToolResult, ToolStatus
 
 
-def run_cell(*cells: str, status: ToolStatus = ToolStatus.OK, name: str = "python") -> Action:
+def run_cell(
+    *cells: str,
+    status: ToolStatus = ToolStatus.OK,
+    name: str = "python",
+    cut_short: bool = False,
+) -> Action:
     calls = tuple(ToolCall(name=name, arguments={"code": cell}) for cell in cells)
-    results = tuple(ToolResult(name=name, content="", status=status) for _ in cells)
+    results = tuple(
+        ToolResult(name=name, content="", status=status, cut_short=cut_short) for _ in cells
+    )
     return Action(text="", content="", tool_calls=calls, tool_results=results)
 
 
@@ -77,6 +84,7 @@ def test_the_last_call_ends_the_episode() -> None:
     "action",
     [
         run_cell("def f(x):\n    return 9", status=ToolStatus.TIMEOUT),
+        run_cell("def f(x):\n    return 9", status=ToolStatus.ERROR),  # such as: no call is left
         run_cell("def f(x):\n    return 9", name="other"),
         Action(
             text="",
@@ -97,6 +105,13 @@ def test_the_last_call_ends_the_episode() -> None:
 def test_calls_that_ran_nothing_define_nothing(action: Action) -> None:
     env = started()
     assert env.step(action)[4]["submission"] is None
+
+
+def test_a_cell_that_ran_out_of_time_does_not_spoil_what_follows() -> None:
+    env = started()
+    env.step(run_cell("while True:\n    pass", cut_short=True))
+    submission = env.step(run_cell("def f(x):\n    return 4"))[4]["submission"]
+    assert "while" not in submission and value_of(submission) == 4
 
 
 def test_episodes_do_not_leak_into_each_other() -> None:

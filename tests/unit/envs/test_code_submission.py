@@ -54,6 +54,26 @@ def test_a_statement_that_raises_stops_nothing_else() -> None:
     assert space["f"](1) == 2
 
 
+def test_a_statement_that_leaves_the_interpreter_stops_nothing_else() -> None:
+    space = replay("import sys\nif True:\n    sys.exit(1)", "def f(x):\n    return x + 1")
+    assert space["f"](1) == 2
+
+
+def test_of_a_cell_that_was_cut_short_nothing_is_kept_that_would_not_end() -> None:
+    workspace = Workspace("f")
+    workspace.add(
+        "import math\ndef f(x):\n    return math.pi\nwhile True:\n    x = 1", cut_short=True
+    )
+    source = workspace.source()
+    assert source is not None and "while" not in source
+    space: dict[str, Any] = {}
+    exec(source, space)
+    assert space["f"](0) > 3
+    hopeless = Workspace("f")
+    hopeless.add("f = endless()", cut_short=True)
+    assert hopeless.source() is None
+
+
 def test_bare_expressions_are_not_replayed() -> None:
     space = replay("seen = []\ndef f(x):\n    return seen", "seen.append(1)\nprint('2/2 pass')")
     assert space["f"](0) == []

@@ -41,6 +41,7 @@ def shop(what):
     if what == "nan": return ToolReply(content="x", reward=math.nan)
     if what == "bool": return ToolReply(content="x", reward=True)
     if what == "text": return ToolReply(content="x", reward="1.0")
+    if what == "late": return ToolReply(content="out of time", cut_short=True)
     if what == "object": return ToolReply(content=object(), reward=1.0)
     return ToolReply(content={"sold": what}, reward=0.25)
 """
@@ -78,6 +79,13 @@ def test_what_a_tool_pays_is_recorded_with_its_answer(tmp_path: Path):
     ]  # fmt: skip
     assert results[2].status is ToolStatus.ERROR
     assert "0.25" not in str(trajectory.messages)  # the model does not see what it was paid
+
+
+def test_an_answer_that_a_limit_cut_short_is_an_answer_that_says_so(tmp_path: Path):
+    trajectory = play(tmp_path, "apple", "late")
+    results = [turn.tool_results[0] for turn in trajectory.turns]
+    assert [result.cut_short for result in results] == [False, True]
+    assert (results[1].status, results[1].content) == (ToolStatus.OK, "out of time")
 
 
 def test_a_bonus_per_call_is_bounded_by_the_limit_of_calls_and_farming_it_is_seen(tmp_path: Path):

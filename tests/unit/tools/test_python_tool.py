@@ -12,7 +12,7 @@ from agentrl_tools.python.tool import PythonTool
 from agentrl.errors import InfrastructureError, SandboxError, ToolError
 from agentrl.sandbox.base import ExecResult, SandboxStatus
 from agentrl.testing import FakeSandboxes
-from agentrl.tool.base import ToolContext
+from agentrl.tool.base import ToolContext, ToolReply
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "<cell>", line 1\nNameError: no x\n'
 
@@ -57,10 +57,10 @@ def test_every_result_is_described(result: ExecResult, expected: str):
     assert describe(result, wall_s=2.0) == expected
 
 
-def run_one(result: ExecResult) -> str:
+def run_one(result: ExecResult) -> str | ToolReply:
     sandboxes = FakeSandboxes(lambda code: result)
 
-    async def main() -> str:
+    async def main() -> str | ToolReply:
         tool = PythonTool()
         await tool.open(context(sandboxes))
         return await tool.call(code="x")
@@ -75,13 +75,35 @@ def test_of_a_traceback_the_last_line_is_told():
 
 def test_a_long_last_line_is_cut():
     result = ExecResult(status=SandboxStatus.ERROR, error="ValueError: " + "x" * 10_000)
-    assert len(run_one(result)) <= 300
+    answer = run_one(result)
+    assert isinstance(answer, str) and len(answer) <= 300
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        *(
+            ExecResult(status=status)
+            for status in (
+                SandboxStatus.TIMEOUT,
+                SandboxStatus.OOM,
+                SandboxStatus.PIDS_LIMIT,
+                SandboxStatus.OUTPUT_LIMIT,
+                SandboxStatus.STATE_LOST,
+            )
+        ),
+        ExecResult(status=SandboxStatus.ERROR, state_lost=True),
+    ],
+)
+def test_a_cell_that_a_limit_ended_says_so_to_the_environment_too(result: ExecResult):
+    text = describe(result, wall_s=5.0)
+    assert run_one(result) == ToolReply(content=text, cut_short=True)
 
 
 def test_setup_runs_at_open_and_cells_follow_in_the_workspace_which_stays_open():
     sandboxes = FakeSandboxes(lambda code: ExecResult(status=SandboxStatus.OK, stdout=code))
 
-    async def main() -> str:
+    async def main() -> str | ToolReply:
         tool = PythonTool()
         await tool.open(context(sandboxes, setup="def check(f): ..."))
         said = await tool.call(code="check(1)")

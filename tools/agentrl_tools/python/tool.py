@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentrl.errors import InfrastructureError, SandboxError, ToolError
 from agentrl.sandbox.base import Sandbox, SandboxLimits, SandboxStatus
-from agentrl.tool.base import ToolContext
+from agentrl.tool.base import ToolContext, ToolReply
 from agentrl_tools.executions import MAX_ERROR_CHARS, describe, last_line, refuse_our_failures
 
 
@@ -61,8 +61,8 @@ class PythonTool:
                     f"{last_line(result.error) or result.stderr[-MAX_ERROR_CHARS:]}"
                 )
 
-    async def call(self, code: str) -> str:
-        """Run one cell.
+    async def call(self, code: str) -> str | ToolReply:
+        """Run one cell; the reply says so where it did not come to its end.
 
         Raises:
             SandboxError: the sandbox died or failed on our side.
@@ -75,7 +75,9 @@ class PythonTool:
         result = await self._sandbox.run_code(code, timeout_s=wall_s)
         refuse_our_failures(result)
         failed = result.status is SandboxStatus.ERROR
-        return describe(result, wall_s=wall_s, last=last_line(result.error) if failed else "")
+        text = describe(result, wall_s=wall_s, last=last_line(result.error) if failed else "")
+        ended = result.status in (SandboxStatus.OK, SandboxStatus.ERROR) and not result.state_lost
+        return text if ended else ToolReply(content=text, cut_short=True)
 
     async def close(self) -> None:
         """Let go of the workspace, which others may still use."""

@@ -121,3 +121,24 @@ def test_an_answer_that_repeats_the_token_is_cleared_of_it(monkeypatch: pytest.M
         "DELETE /v1/sessions/a": says(204, ""),
     }
     with_tool(endpoints, scenario, "${env:SERVER_TOKEN}")
+
+
+def test_that_a_limit_cut_an_answer_short_comes_over_the_network():
+    async def scenario(tool: ServerTool) -> None:
+        assert [(await tool.call()).cut_short for _ in range(2)] == [True, False]
+        with pytest.raises(InfrastructureError, match="no answer of a tool"):
+            await tool.call()
+
+    answers = iter([{**OK, "cut_short": True}, OK, {**OK, "cut_short": "no"}])
+
+    async def calls(body: Any, query: Any) -> Answer:
+        return 200, next(answers)
+
+    with_tool(
+        {
+            "POST /v1/sessions": says(201, {"session": "a"}),
+            "POST /v1/sessions/a/calls": calls,
+            "DELETE /v1/sessions/a": says(204, ""),
+        },
+        scenario,
+    )
