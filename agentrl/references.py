@@ -24,7 +24,12 @@ def cleared(text: str, texts: Iterable[str]) -> str:
     A server may repeat the key that it refuses, and what it says is kept. To be called before the
     text is cut: the part of a secret is none that could be found.
     """
-    for name in names_in(texts):
+    return without_values(text, names_in(texts))
+
+
+def without_values(text: str, names: Iterable[str]) -> str:
+    """Return ``text`` with references in place of the values of environment variables."""
+    for name in names:
         value = os.environ.get(name, "")
         if len(value) < _SHORTEST_CLEARED:
             continue

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -17,6 +18,7 @@ from agentrl.env.base import Episode
 from agentrl.errors import ConfigError, RewardError, RewardServiceError, RewardTimeout
 from agentrl.headers import why_no_header
 from agentrl.net.client import Answer, NoAnswer, Unreachable, fetch, make_client
+from agentrl.references import without_values
 from agentrl.reward.conversation import question_text, said_by_model, transcript
 from agentrl.reward.threads import grader_threads
 from agentrl.reward.verdict import NoScore, ScoreReader
@@ -100,6 +102,7 @@ class Judge:
             raise ConfigError(f"judge: max_retries={max_retries}: must be at least 0")
         self._url = f"{base_url.rstrip('/')}/chat/completions"
         self._headers = _headers(api_key_env)
+        self._secrets = [] if api_key_env is None else [api_key_env]
         self._template = _template(prompt)
         self._reader = ScoreReader(pattern, low=float(low), high=float(high))
         self._low, self._high = float(low), float(high)
@@ -181,6 +184,8 @@ class Judge:
             )
         except (NoAnswer, Unreachable) as error:
             raise RewardServiceError(f"the judge at {self._url}: {error}") from error
+        said = without_values(answer.body.decode("utf-8", "surrogateescape"), self._secrets)
+        answer = replace(answer, body=said.encode("utf-8", "surrogateescape"))
         if answer.status != 200:
             raise _refusal(self._url, answer)
         if answer.is_cut:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import ConfigError, EngineError
 from agentrl.headers import why_no_header
+from agentrl.references import without_values
 
 if TYPE_CHECKING:
     import httpx
@@ -61,6 +62,7 @@ class JsonClient:
             raise ConfigError(f"base_url={base_url!r}: write http://host:port")
         self.base_url = base_url.rstrip("/")
         self._headers = auth_headers(api_key_env)
+        self._secrets = [] if api_key_env is None else [api_key_env]
         self._max_connections = max_connections
         self._client: httpx.AsyncClient | None = None
 
@@ -92,10 +94,11 @@ class JsonClient:
             raise Unreachable(
                 f"{url} cannot be reached: {type(error).__name__}: {error}"
             ) from error
+        text = without_values(response.text, self._secrets)  # what it says may be kept
         try:
-            found = response.json()
+            found = json.loads(text)
         except ValueError:
-            found = response.text
+            found = text
         wanted = response.headers.get("retry-after", "")
         wait_s = float(wanted) if wanted.isdecimal() else 0.0
         return Reply(response.status_code, found, wait_s)

@@ -210,6 +210,17 @@ def test_a_server_that_goes_on_failing_is_infrastructure(
     assert StopReason.REWARD_INFRA_ERROR.is_failure
 
 
+@pytest.mark.parametrize("status", [200, 401])
+def test_a_key_that_the_server_repeats_is_kept_by_its_name(
+    server: Server, make_episode, monkeypatch, status: int
+):
+    monkeypatch.setenv("MY_JUDGE_KEY", "sk-abcdef")
+    server.script = [raw(f"{'x' * 195}sk-abcdef", status)]
+    with pytest.raises((RewardError, RewardServiceError)) as caught:
+        ask(server, make_episode("x"), api_key_env="MY_JUDGE_KEY", max_retries=0)
+    assert "xxx${en" in str(caught.value) and "sk-a" not in str(caught.value)
+
+
 def test_a_body_that_drips_in_is_cut_off(server: Server, make_episode):
     def drips(handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
         handler.send_response(200)

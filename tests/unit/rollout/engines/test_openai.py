@@ -185,6 +185,18 @@ def test_a_model_is_named_where_there_are_several() -> None:
     with_server(body, prepare=two, model="b")
 
 
+def test_a_key_that_the_server_repeats_is_kept_by_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body(engine: OpenAIEngine, server: Server) -> None:
+        server.failures = [(400, {"error": "no such key: sk-abcdef"})]
+        with pytest.raises(EngineError, match=r"no such key: \$\{env:MY_KEY\}"):
+            await engine.generate(ask())
+
+    monkeypatch.setenv("MY_KEY", "sk-abcdef")
+    with_server(body, api_key_env="MY_KEY")
+
+
 def test_a_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(engine: OpenAIEngine, server: Server) -> None:
         assert server.http.headers["authorization"] == "Bearer secret"
