@@ -25,13 +25,14 @@ message, so that it can cross a process boundary).
     │   └── RewardServiceError     a judge or reward model could not be reached, retries spent
     ├── RenderError            a chat template that the renderer cannot follow exactly
     ├── EngineError            a rollout engine refused or lost a request
-    │   └── EngineLost             its process is gone, and what it was generating with it
+    │   ├── EngineLost             its process is gone, and what it was generating with it
+    │   └── ChannelOutdated        a replaced engine cannot join the channel of weights there is
     ├── WorkerError            a rank of a worker group failed, with its own traceback
     │   ├── WorkerLost             its process is gone
     │   └── WorkerTimeout          it did not answer before its deadline; with every rank's stack
     ├── Preempted              the run was asked to stop, and did; it can be resumed
     └── TrainingError          training cannot go on (no signal, non-finite gradients in a row)
-        ├── ThreadLeakError        more hung environment threads than env.max_leaked_threads
+        ├── ThreadLeakError        too many threads that hang, of environments or graders
         └── ToolUnavailable        a tool has failed on our side for tools.breaker.give_up_s
 """
 
@@ -155,7 +156,11 @@ class TrainingError(AgentRLError):
 
 
 class ThreadLeakError(TrainingError):
-    """More environment threads hang for good than ``env.max_leaked_threads`` allows."""
+    """Too many threads hang for good.
+
+    Of environments more than ``env.max_leaked_threads``, of graders more than
+    :data:`agentrl.reward.threads.MAX_LEAKED_THREADS`.
+    """
 
 
 class ToolUnavailable(TrainingError):

@@ -35,8 +35,9 @@ def trajectory_metrics(
     Returns:
         ``trajectories/{count,failed}``, ``reward/{mean,std,min,max}``, ``reward_parts/<name>``,
         ``success/mean``, ``turns/mean``, ``response_tokens/{mean,sum}``, ``stop_reason/<name>``,
-        ``tool/<name>/{calls,errors,timeouts,infra_errors,retries,breaker_open,truncated}``,
+        ``tool/<name>/{calls,errors,timeouts,infra_errors,retries,breaker_open,truncated,repeated}``,
         ``timing_s/{tool,tool_p99}/<name>`` (seconds of a call: mean, and what 99 % stay below),
+        ``tampering/<name>`` (shares of the scored ones; where there are any signs),
         ``render/drift`` and ``wall_clock_limited`` (counts). Means of nothing have no key.
     """
     scored = [trajectory for trajectory in trajectories if trajectory.score is not None]

@@ -10,7 +10,7 @@ gpus="${1:-0}"
 shift || true
 
 if [ "$gpus" -gt 0 ]; then
-  # A rollout worker sleeps on each GPU while its rank trains.
+  # A rollout worker shares each GPU with a rank.
   ranks=(cluster.gpus="$gpus" rollout.workers="$gpus" model.path=Qwen/Qwen3-0.6B)
 else
   ranks=(placement.pools.train.ranks=2 rollout.workers=2)
