@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shlex
 import tempfile
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from agentrl.cli.json_output import json_option, print_json
 from agentrl.cli.options import overrides_argument, prepare_process
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 threads_option = click.option(
     "--threads", default=0, show_default=True, help="Torch threads; 0 takes the number of cores."
 )
@@ -271,7 +270,7 @@ def _show(
     machine = describe_machine()
     if as_json:
         whole = {"asked": asked, "machine": machine, "ceilings": asdict(ceilings), "found": found}
-        click.echo(json.dumps(whole, indent=2))
+        print_json(whole)
         return
     for name, value in machine.items():
         click.echo(f"{name:13} {value}")

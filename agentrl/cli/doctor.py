@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import asdict
 
 import click
 
+from agentrl.cli.json_output import json_option, print_json
 from agentrl.cli.options import env_option, overrides_argument, with_env
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -15,7 +15,7 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 @click.command("doctor")
 @env_option
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @overrides_argument
 def command(env_id: str | None, as_json: bool, overrides: tuple[str, ...]) -> None:
     """Plan the memory of a run and check this machine; starts nothing.
@@ -38,7 +38,7 @@ def command(env_id: str | None, as_json: bool, overrides: tuple[str, ...]) -> No
     if as_json:
         plan = None if found.planned is None else plan_as_json(found.planned)
         checks = [asdict(check) for check in found.checks]
-        click.echo(json.dumps({"failed": found.failed, "checks": checks, "memory": plan}, indent=2))
+        print_json({"failed": found.failed, "checks": checks, "memory": plan})
     else:
         if found.planned is not None:
             show(found.planned, Console())

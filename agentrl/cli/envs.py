@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from agentrl.cli.json_output import json_option, print_json
 from agentrl.cli.options import overrides_argument, quote
+
+if TYPE_CHECKING:
+    from agentrl.env.config import EnvConfig
 
 
 @click.group("envs")
@@ -18,7 +22,7 @@ def command() -> None:
 
 
 @command.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def list_envs(as_json: bool) -> None:
     """List registered environments; one that cannot be imported is listed with its error."""
     from agentrl.env.registry import env_registry
@@ -32,7 +36,7 @@ def list_envs(as_json: bool) -> None:
         except AgentRLError as error:
             rows.append({"id": name, "summary": f"broken: {error}"})
     if as_json:
-        click.echo(json.dumps(rows, indent=2))
+        print_json(rows)
         return
     width = max((len(row["id"]) for row in rows), default=0)
     for row in rows:
@@ -43,12 +47,12 @@ def list_envs(as_json: bool) -> None:
 @click.argument("env_id", metavar="ID")
 @overrides_argument
 @click.option("--split", default="train", show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def show_env(env_id: str, overrides: tuple[str, ...], split: str, as_json: bool) -> None:
     """Show what an environment is: arguments, tools, tasks, and its first observation."""
-    facts = _facts(env_id, _kwargs(env_id, overrides), split)
+    facts = _facts(_env_config(env_id, overrides), split)
     if as_json:
-        click.echo(json.dumps(facts, indent=2, default=str))
+        print_json(facts, default=str)
         return
     for key, value in facts.items():
         text = value if isinstance(value, str) else json.dumps(value, indent=2, default=str)
@@ -59,22 +63,21 @@ def show_env(env_id: str, overrides: tuple[str, ...], split: str, as_json: bool)
 @command.command("check")
 @click.argument("env_id", metavar="ID")
 @overrides_argument
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def check(env_id: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """Check an environment against its contract; exit code 1 where it breaks it.
 
     Findings that differ in numbers and quoted values only are shown once; --json lists them all.
     """
     from agentrl.env.check import check_env
-    from agentrl.env.config import EnvConfig
     from agentrl.env.findings import Level, grouped
     from agentrl.tool.binding import Toolbox
 
-    config = EnvConfig(id=env_id, kwargs=_kwargs(env_id, overrides))
+    config = _env_config(env_id, overrides)
     findings = asyncio.run(check_env(config, resolve_tool=lambda name: Toolbox([name])))
     if as_json:
         rows = [{"level": str(f.level), "what": f.what, "fix": f.fix} for f in findings]
-        click.echo(json.dumps(rows, indent=2))
+        print_json(rows)
     else:
         for finding, num_more in grouped(findings):
             more = f" (and {num_more} more like it)" if num_more else ""
@@ -85,27 +88,26 @@ def check(env_id: str, overrides: tuple[str, ...], as_json: bool) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _kwargs(env_id: str, overrides: tuple[str, ...]) -> dict[str, Any]:
-    """Read ``env.kwargs.name=value`` (or ``name=value``) through the ordinary configuration."""
+def _env_config(env_id: str, overrides: tuple[str, ...]) -> EnvConfig:
+    """Read settings of ``env``; those of its ``kwargs`` may be written as ``name=value``."""
     from agentrl.config.load import load
 
-    prefixed = [
-        item if item.startswith("env.kwargs.") else f"env.kwargs.{item}" for item in overrides
-    ]
-    return load([f"env.id={quote(env_id)}", *prefixed]).env.kwargs
+    prefixed = [item if item.startswith("env.") else f"env.kwargs.{item}" for item in overrides]
+    return load([f"env.id={quote(env_id)}", *prefixed]).env
 
 
-def _facts(env_id: str, kwargs: dict[str, Any], split: str) -> dict[str, Any]:
+def _facts(config: EnvConfig, split: str) -> dict[str, Any]:
     from agentrl.env.base import Env
     from agentrl.env.registry import env_class, make_env
     from agentrl.env.table import converted
     from agentrl.env.validate import check_reset, check_tools
     from agentrl.rollout.tasks import check_tasks, read_split
 
+    env_id = config.id
     label = f"environment {env_id!r}"
     cls = env_class(env_id)
-    env = make_env(env_id, kwargs)
-    tasks = read_split(env, split, env_id=env_id)
+    env = make_env(env_id, config.kwargs)
+    tasks = read_split(env, split, env_id=env_id, timeout_s=config.tasks_timeout_s)
     if len(tasks):
         check_tasks(tasks, source=f"{env_id} {split}")
     facts: dict[str, Any] = {

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from agentrl.cli.json_output import json_option, print_json
 from agentrl.cli.options import (
     check_out_file,
     env_option,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     "--tasks", "num_tasks", default=0, help="Tasks of the split, of each environment; 0 takes all."
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Write the trajectories here (JSONL).")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @overrides_argument
 def command(
     env_id: str | None,
@@ -83,7 +83,7 @@ def command(
                 for result in found
             ],
         }
-        click.echo(json.dumps(report, indent=2))
+        print_json(report)
         return
     for env, found in results.items():
         failed = sum(trajectory.failed for trajectory in by_env[env])

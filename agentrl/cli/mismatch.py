@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from agentrl.cli.json_output import json_option, print_json
 
 if TYPE_CHECKING:
     from agentrl.telemetry.divergence import TokenDivergence, TrajectoryDivergence
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 @click.option(
     "--top", type=click.IntRange(min=1), default=10, show_default=True, help="Trajectories to list."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@json_option
 def command(run: Path, step: int | None, threshold: float, top: int, as_json: bool) -> None:
     """Name the tokens on which engine and trainer disagree, worst trajectory first.
 
@@ -46,7 +47,7 @@ def command(run: Path, step: int | None, threshold: float, top: int, as_json: bo
     decoder = quiet_decoder(opened)
     found = run_divergences(opened, step, threshold=threshold, top=top, decoder=decoder)
     if as_json:
-        click.echo(json.dumps({"step": step, "trajectories": [asdict(item) for item in found]}))
+        print_json({"step": step, "trajectories": [asdict(item) for item in found]})
         return
     if not found:
         click.echo(f"step {step}: the trainer has scored no token of what is stored")

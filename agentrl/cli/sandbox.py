@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import warnings
 from dataclasses import asdict
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from agentrl.cli.json_output import json_option, print_json
 
 if TYPE_CHECKING:
     from agentrl.sandbox.base import ExecResult
@@ -32,12 +33,12 @@ _backend_kwargs = click.option(
 @command.command("check")
 @_backend
 @_backend_kwargs
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def check(backend: str, backend_kwargs: str, as_json: bool) -> None:
     """Start a backend and say how each limit is enforced on this machine."""
     report = asyncio.run(_report(backend, backend_kwargs))
     if as_json:
-        click.echo(json.dumps(report, indent=2))
+        print_json(report)
         return
     click.echo(f"backend    {report['backend']}")
     click.echo(f"isolation  {', '.join(report['isolation']) or 'none'}")

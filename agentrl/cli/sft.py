@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shlex
 from pathlib import Path
 
 import click
 
+from agentrl.cli.json_output import json_option, print_json
 from agentrl.cli.options import env_option, overrides_argument, prepare_process
 
 
@@ -20,7 +20,7 @@ from agentrl.cli.options import env_option, overrides_argument, prepare_process
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Where to write.")
 @click.option("--resume", is_flag=True, help="Go on from the newest checkpoint in --out.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@json_option
 @overrides_argument
 def command(
     env_id: str | None,
@@ -55,7 +55,7 @@ def command(
     work = fine_tune(settings, sources, model=model, out=out, resume=resume, quiet=quiet)
     facts = asyncio.run(work)
     if as_json:
-        click.echo(json.dumps(facts, indent=2))
+        print_json(facts)
         return
     for key, value in facts.items():
         click.echo(f"{key:18} {value:.4g}" if isinstance(value, float) else f"{key:18} {value}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from agentrl.cli.json_output import json_option, keep_stdout_clear, print_json
 from agentrl.cli.tools_serve import serve
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ command.add_command(serve)
 
 
 @command.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def list_tools(as_json: bool) -> None:
     """List registered tools."""
     from agentrl.errors import AgentRLError
@@ -38,7 +39,7 @@ def list_tools(as_json: bool) -> None:
         except AgentRLError as error:
             rows.append({"name": name, "summary": f"broken: {error}"})
     if as_json:
-        click.echo(json.dumps(rows, indent=2))
+        print_json(rows)
         return
     for row in rows:
         click.echo(f"{row['name']:16}{row['summary']}")
@@ -54,8 +55,9 @@ def check(
     """Check specs, import and ask what they name, and print what the model is shown."""
     from agentrl.tool.binding import Toolbox
 
+    keep_stdout_clear()
     toolbox = Toolbox(tools, allow_import=allow_import, allow_command=allow_command)
-    click.echo(json.dumps(toolbox.schemas, indent=2))
+    print_json(toolbox.schemas)
 
 
 @command.command("schema")
@@ -63,7 +65,7 @@ def schema() -> None:
     """Print the JSON Schema of a spec file, for editors."""
     from agentrl.tool.file_schema import spec_file_schema
 
-    click.echo(json.dumps(spec_file_schema(), indent=2))
+    print_json(spec_file_schema())
 
 
 @command.command("call")

@@ -225,6 +225,65 @@ def test_lists_are_json_where_scripts_read(agentrl: Shell) -> None:
     assert report["backend"] == "local" and "seccomp filter" in report["isolation"]
 
 
+PRINTING = """
+import os
+from agentrl import Env, Task
+
+print("imported")
+
+class Printing(Env):
+    process = False
+
+    def tasks(self, split):
+        print("asked for tasks")
+        return [Task(id=split, data={"split": split, "odd": {float("nan")}})]
+
+    def reset(self, *, seed=None, options=None):
+        os.write(1, b"as a library in C would")
+        return "hello", {}
+
+    def step(self, action):
+        return "", 0.0, True, False, {}
+"""
+
+
+@pytest.mark.parametrize("verb", ["show", "check"])
+def test_with_json_nothing_else_is_on_standard_output(tmp_path: Path, verb: str) -> None:
+    (tmp_path / "env.py").write_text(PRINTING)
+    done = subprocess.run(
+        [sys.executable, "-m", "agentrl.cli.main", "envs", verb, "./env.py:Printing", "--json"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+    )
+    assert json.loads(done.stdout)
+    for said in ("imported", "asked for tasks", "as a library in C would"):
+        assert said in done.stderr
+
+
+def test_json_has_no_nan(agentrl: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fine_tune(*_: object, **__: object) -> dict[str, object]:
+        print("not JSON")
+        return {"last_loss": float("nan"), "steps": 1, "more": [float("inf"), (1.5,)]}
+
+    monkeypatch.setattr("agentrl.sft.fine_tune", fine_tune)
+    code, out, err = agentrl(
+        "sft", "--env", "qa", "--model", "tiny", "--out", "never_made", "--json"
+    )
+    assert (code, "not JSON" in err) == (0, True)
+    assert json.loads(out) == {"last_loss": None, "steps": 1, "more": [None, [1.5]]}
+
+
+def test_environments_are_checked_under_settings_of_theirs(agentrl: Shell, tmp_path: Path) -> None:
+    hanging = PRINTING.replace('print("asked for tasks")', "__import__('threading').Event().wait()")
+    (tmp_path / "env.py").write_text(hanging)
+    env, setting = f"{tmp_path}/env.py:Printing", "env.tasks_timeout_s=0.1"
+    for verb in ("show", "check"):
+        code, out, err = agentrl("envs", verb, env, setting)
+        assert code and "did not return within 0.1 s" in out + err
+
+
 def test_a_tool_answers_as_it_would_answer_the_model(agentrl: Shell) -> None:
     assert agentrl("tools", "call", "calculator", '{"expression": "6 * 7"}')[:2] == (0, "42\n")
     code, out, _ = agentrl("tools", "call", "calculator", '{"expresion": "6 * 7"}')
