@@ -144,13 +144,17 @@ class AsyncHostedEnv:
             f"environment {self.env_id!r} (task {getattr(task, 'id', None)!r}, seed {seed})"
         )
         value = await self._timed(
-            "reset", self._env.reset(seed=seed, options=options), self._config.reset_timeout_s
+            "reset",
+            _settled(lambda: self._env.reset(seed=seed, options=options)),
+            self._config.reset_timeout_s,
         )
         return check_reset(value, env=self._label)
 
     async def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """See :meth:`agentrl.env.hosted.Hosted.step`."""
-        value = await self._timed("step", self._env.step(action), self._config.step_timeout_s)
+        value = await self._timed(
+            "step", _settled(lambda: self._env.step(action)), self._config.step_timeout_s
+        )
         return check_step(value, env=self._label)
 
     async def tool_state(self, tool: str) -> Mapping[str, Any]:
@@ -201,7 +205,7 @@ class AsyncHostedEnv:
     async def close(self) -> None:
         """See :meth:`agentrl.env.hosted.Hosted.close`."""
         try:
-            await self._timed("close", self._env.close(), self._config.close_timeout_s)
+            await self._timed("close", _settled(self._env.close), self._config.close_timeout_s)
         except AgentRLError:
             return  # nothing depends on it any more
 

@@ -19,6 +19,7 @@ from agentrl.env.deadline import answer_within
 from agentrl.env.episodes import (
     Record,
     actions_of,
+    demonstration_fault,
     departure,
     odd_actions,
     play,
@@ -67,8 +68,9 @@ async def check_env(
         if env is None:
             return checks.findings
         tasks = await checks.tasks(env, num_tasks)
-        demonstrations = await checks.off_loop(lambda: _some_demonstrations(env, seed), "") or []
-        if not demonstrations:
+        yielded = await checks.off_loop(lambda: _some_demonstrations(env, seed), "") or []
+        demonstrations = checks.playable(yielded)
+        if not yielded:
             checks.findings.append(
                 info(
                     "there are no demonstrations",
@@ -78,8 +80,7 @@ async def check_env(
             )
         await checks.episodes(tasks, demonstrations, missing_for_branching(type(env)))
         for demonstration in demonstrations:
-            if isinstance(demonstration.task, Task):
-                await checks.demonstration(demonstration)
+            await checks.demonstration(demonstration)
         await checks.tools(resolve_tool)
     finally:
         await hosts.close()
@@ -95,7 +96,7 @@ def _train_sample(env: Any, num_tasks: int) -> list[Task]:
         return []
 
 
-def _some_demonstrations(env: Any, seed: int) -> list[Demonstration]:
+def _some_demonstrations(env: Any, seed: int) -> list[Any]:
     overridden = getattr(type(env), "demonstrations", Env.demonstrations)
     if overridden is Env.demonstrations:
         return []
@@ -171,11 +172,7 @@ class _Checks:
                     "implement both, or neither",
                 )
             )
-        by_task = {
-            demo.task.id: actions_of(demo)
-            for demo in demos
-            if demo.messages and isinstance(demo.task, Task)
-        }
+        by_task = {demo.task.id: actions_of(demo) for demo in demos if demo.messages}
         for task in tasks:
             actions = by_task.get(task.id) or [Action(text="1", content="1")] * 3
             await self._twice(task, actions)
@@ -185,16 +182,21 @@ class _Checks:
             for task in tasks[:1]:
                 await self._guarded(self._play(task, [action]), f"on {_describe(action)}")
 
+    def playable(self, yielded: Sequence[Any]) -> list[Demonstration]:
+        """Return the demonstrations that can be played; report the others."""
+        found = [(item, demonstration_fault(item)) for item in yielded]
+        self.findings += [
+            error(
+                fault,
+                "yield Demonstration(task=Task(...), policy=...), or messages in place of policy",
+            )
+            for _, fault in found
+            if fault is not None
+        ]
+        return [item for item, fault in found if fault is None]
+
     async def demonstration(self, demo: Demonstration) -> None:
         """Play a demonstration: the environment must say what it says, and come to its end."""
-        if demo.messages is None and demo.policy is None:
-            self.findings.append(
-                error(
-                    f"the demonstration of task {demo.task.id!r} has neither messages nor policy",
-                    "give one of them",
-                )
-            )
-            return
         env = await self._guarded(self._hosts.open(), "in the constructor")
         if env is None:
             return
@@ -204,7 +206,8 @@ class _Checks:
             elif env.tools:
                 return  # its policy needs the tools, which only the agent loop runs
             else:
-                work = play_policy(env, demo, self._seed)
+                timeout_s = self._config.step_timeout_s
+                work = play_policy(env, demo, self._seed, turn_timeout_s=timeout_s)
             record = await self._guarded(work, f"in the demonstration of task {demo.task.id!r}")
         finally:
             await env.close()

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl.env.base import Demonstration
+from agentrl.env.base import Demonstration, ScriptedTurn
+from agentrl.env.deadline import answer_within
 from agentrl.env.hosted import Hosted
+from agentrl.env.table import converted
+from agentrl.errors import EnvError, EnvTimeout
 from agentrl.types import Action, Message, Task, ToolCall, ToolResult, ToolStatus
 
 MAX_TURNS = 64
@@ -82,23 +85,63 @@ async def play_on(
     return record
 
 
-async def play_policy(env: Hosted, demonstration: Demonstration, seed: int) -> Record:
+async def play_policy(
+    env: Hosted, demonstration: Demonstration, seed: int, *, turn_timeout_s: float
+) -> Record:
     """Let the policy of ``demonstration`` play ``env``, which has no tools, to its end.
 
     Raises:
-        EnvError, RewardError, InfrastructureError: see :class:`~agentrl.env.hosted.Hosted`.
+        EnvError, RewardError, InfrastructureError: see :class:`~agentrl.env.hosted.Hosted`; or the
+            policy raised, was late, or returned no turn.
     """
-    assert demonstration.policy is not None
     record = Record()
     messages = await _reset(env, demonstration.task, seed, record)
     for _ in range(MAX_TURNS):
-        turn = demonstration.policy(messages)
+        turn = await _turn_of(demonstration, messages, turn_timeout_s)
         messages.append({"role": "assistant", "content": turn.content})
         action = Action(text=turn.content, content=turn.content)
         messages += await _step(env, action, record)
         if record.ended:
             break
     return record
+
+
+async def _turn_of(
+    demonstration: Demonstration, messages: list[Message], timeout_s: float
+) -> ScriptedTurn:
+    policy = demonstration.policy
+    assert policy is not None
+
+    def said() -> Any:
+        with converted(f"demonstration {demonstration.task.id!r}", "its policy"):
+            return policy(messages)
+
+    try:
+        turn = await answer_within(said, timeout_s)
+    except TimeoutError:
+        raise EnvTimeout(f"its policy did not return within {timeout_s:g} s") from None
+    if not isinstance(turn, ScriptedTurn) or not isinstance(turn.content, str):
+        raise EnvError(f"its policy returned {turn!r:.80}; a policy returns a ScriptedTurn")
+    return turn
+
+
+def demonstration_fault(item: Any) -> str | None:
+    """Return what is wrong with what ``demonstrations`` yields; None where it can be played."""
+    if not isinstance(item, Demonstration):
+        return f"{item!r:.80} is a {type(item).__name__}"
+    if not isinstance(item.task, Task):
+        return f"{item!r:.80} has a task that is a {type(item.task).__name__}"
+    if item.messages is None and item.policy is None:
+        return f"the demonstration of task {item.task.id!r} has neither messages nor policy"
+    try:
+        actions_of(item)
+        _spoken(item.messages or ())
+    except Exception as error:  # whatever a user's list may hold
+        return (
+            f"the messages of the demonstration of task {item.task.id!r} cannot be read: "
+            f"{type(error).__name__}: {error}"
+        )
+    return None
 
 
 def actions_of(demonstration: Demonstration) -> list[Action]:

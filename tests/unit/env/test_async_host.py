@@ -138,3 +138,25 @@ def test_an_anchor_that_is_no_text_is_refused_as_that_of_a_plain_environment(anc
             await env.anchor()
 
     asyncio.run(run())
+
+
+def test_methods_that_take_other_arguments_are_the_environments_fault() -> None:
+    class Odd(Coroutines):
+        async def reset(self) -> tuple[str, dict[str, Any]]:  # type: ignore[override]
+            return "hello", {}
+
+        async def step(self) -> tuple[str, float, bool, bool, dict[str, Any]]:  # type: ignore[override]
+            return "", 0.0, True, False, {}
+
+        async def close(self, how: str) -> None:  # type: ignore[override]
+            raise AssertionError("cannot be called")
+
+    async def run() -> None:
+        env = await EnvHosts(EnvConfig(), cls=Odd).open()
+        with pytest.raises(EnvError, match="reset raised TypeError"):
+            await env.reset(seed=1)
+        with pytest.raises(EnvError, match="step raised TypeError"):
+            await env.step(act("x"))
+        await env.close()
+
+    asyncio.run(run())

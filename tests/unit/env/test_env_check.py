@@ -54,6 +54,11 @@ def test_a_good_environment_has_no_findings(tmp_path: Path) -> None:
 
 
 ONE_TASK = "def tasks(self, split): return [Task(id=split, data={'word': split, "
+YIELD = """
+def demonstrations(self, split, seed):
+    T = self.tasks(split)[0]
+    yield {}
+"""
 ERRORS = {
     "def __init__(self): raise OSError('no server')": "no server",
     "def tasks(self, split): return []": r"tasks\('train'\) is empty",
@@ -79,6 +84,14 @@ def reset(self, *, seed=None, options=None):
 def demonstrations(self, split, seed):
     yield Demonstration(task=self.tasks(split)[0])
 """: "neither messages nor policy",
+    YIELD.format("3"): "3 is a int",
+    YIELD.format("Demonstration(task='t0', policy=print)"): "a task that is a str",
+    YIELD.format("Demonstration(task=T, policy=lambda m: m['x'])"): "its policy raised TypeError",
+    YIELD.format("Demonstration(task=T, policy=lambda m: 'hi')"): "its policy returned 'hi'",
+    YIELD.format("Demonstration(task=T, messages=[{'content': 'x'}])"): "cannot be read: KeyError",
+    YIELD.format(
+        "Demonstration(task=T, messages=[{'role': 'assistant', 'tool_calls': [{}]}])"
+    ): "cannot be read: KeyError",
 }
 WARNINGS = {
     ONE_TASK + "'t': (1,)})]": "reads back from JSON as something else",
@@ -99,6 +112,13 @@ def test_what_is_wrong_is_found(tmp_path: Path, body: str) -> None:
     assert matching, findings
     assert matching[0].level is (Level.ERROR if body in ERRORS else Level.WARNING)
     assert all(finding.fix for finding in findings)
+
+
+def test_a_policy_that_hangs_is_found_and_the_check_ends(tmp_path: Path) -> None:
+    wait = "__import__('threading').Event().wait()"
+    body = YIELD.format(f"Demonstration(task=T, policy=lambda m: {wait})")
+    (finding,) = findings_of(tmp_path, body, step_timeout_s=0.2)
+    assert "its policy did not return within 0.2 s" in finding.what
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
@@ -234,4 +254,4 @@ def test_showing_a_broken_environment_is_one_error(tmp_path: Path, body: str) ->
     path = tmp_path / "env.py"
     path.write_text(f"{GOOD}\n    {body}\n")
     with pytest.raises(EnvError):
-        _facts(f"{path}:Good", {}, "train")
+        _facts(EnvConfig(id=f"{path}:Good"), "train")
