@@ -4,16 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from agentrl.config.overrides import checked, itemised, parse
 from agentrl.env.check import check_env
 from agentrl.env.config import EnvConfig
 
 ROOT = Path(__file__).parents[2]
+# With placeholders among their settings.
+PLACEHOLDERS = {"benchmarks.md"}
+PAGES = sorted(
+    page
+    for pattern in ("README.md", "docs/*.md", "envs/*/*/README.md", "examples/*/README.md")
+    for page in ROOT.glob(pattern)
+    if page.name not in PLACEHOLDERS
+)
+SETTING = re.compile(r"[\w.]+=.*", re.DOTALL)
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """The words of every command in a block of a page, continued lines joined."""
+    for block in re.findall(r"```\w*\n(.*?)```", page.read_text(), flags=re.DOTALL):
+        begun = ""
+        for line in block.replace("\\\n", " ").splitlines():
+            begun += f"\n{line}" if begun else line
+            try:
+                words = shlex.split(begun, comments=True)
+            except ValueError:  # a quotation that goes on
+                continue
+            begun = ""
+            if words[:1] == ["agentrl"]:
+                yield words
 
 
 def test_the_page_of_settings_is_current() -> None:
@@ -24,6 +52,15 @@ def test_the_page_of_settings_is_current() -> None:
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_settings_that_the_pages_write_can_be_read_and_exist() -> None:
+    verbs = {"train", "eval", "rollout", "doctor"}
+    found = [words for page in PAGES for words in commands(page) if words[1:2][0] in verbs]
+    settings = [word for words in found for word in words if SETTING.fullmatch(word)]
+    assert len(found) > 40 and len(settings) > 80
+    for setting in parse(itemised(settings)):
+        checked(setting)
 
 
 def test_the_minimal_example_runs(tmp_path: Path) -> None:
