@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import re
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -15,10 +16,15 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from agentrl.config.keys import config_dir
+from agentrl.config.keys import config_dir, item_classes, record_classes
 from agentrl.config.load import load
 from agentrl.config.schema import Config
-from agentrl.rollout.engines.config import HFEngineConfig, VLLMEngineConfig
+from agentrl.rollout.engines.config import (
+    HFEngineConfig,
+    OpenAIEngineConfig,
+    SGLangEngineConfig,
+    VLLMEngineConfig,
+)
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
 INTRO = """# Configuration
@@ -32,6 +38,25 @@ This page is written by `scripts/configuration_page.py` from the dataclasses tha
 `model=tiny`, which holds where no `model.path` is given, changes some of them: its values stand in
 the third column where they differ, and all files of `configs/` at the end.
 """
+
+
+ENGINES = {
+    "hf": HFEngineConfig,
+    "vllm": VLLMEngineConfig,
+    "sglang": SGLangEngineConfig,
+    "openai": OpenAIEngineConfig,
+}
+KWARGS = "rollout.engine.kwargs."
+# Set by the run alone: see weight_sync.bucket_mb.
+REFUSED = {f"{KWARGS}bucket_mb"}
+# What an engine has from other settings, unless its own say otherwise.
+OF_THE_RUN = {
+    f"{KWARGS}max_context": "`rollout.max_context_tokens`",
+    f"{KWARGS}deterministic": "`trainer.deterministic`",
+    f"{KWARGS}tensor_parallel": "`rollout.tensor_parallel`",
+    f"{KWARGS}gpu_memory_fraction": "`rollout.gpu_memory_fraction` / `rollout.replicas_per_gpu`",
+    f"{KWARGS}sleep": "as `rollout.sleep_level` wants",
+}
 
 
 def docs_of(cls: type) -> dict[str, str]:
@@ -57,14 +82,18 @@ def docs_of(cls: type) -> dict[str, str]:
 def rows(cls: type, tiny: Any, prefix: str = "") -> Iterator[tuple[str, str, str, str]]:
     """Yield (key, default, value in ``tiny`` where it differs, meaning).
 
+    Args:
+        tiny: settings of the class under ``model=tiny``; None where that changes nothing.
+
     Raises:
         SystemExit: a field, or a member of an enum, says nothing of its meaning.
     """
     hints, docs = get_type_hints(cls), docs_of(cls)
-    instance = cls()
     for item in dataclasses.fields(cls):
-        value, kind, key = getattr(instance, item.name), hints[item.name], f"{prefix}{item.name}"
-        under_tiny = getattr(tiny, item.name)
+        value, kind, key = default_of(item), hints[item.name], f"{prefix}{item.name}"
+        if key in REFUSED:
+            continue
+        under_tiny = value if tiny is None else getattr(tiny, item.name)
         if dataclasses.is_dataclass(value) and isinstance(kind, type) and item.name != "engine":
             yield from rows(kind, under_tiny, f"{key}.")
             continue
@@ -72,7 +101,15 @@ def rows(cls: type, tiny: Any, prefix: str = "") -> Iterator[tuple[str, str, str
             sys.exit(f"{cls.__name__}.{item.name} has no docstring that says what it means")
         meaning = " ".join([docs[item.name], *choices(kind)])
         changed = shown(under_tiny) if plain(under_tiny) != plain(value) else ""
-        yield key, shown(value), changed, meaning
+        is_needed = value is dataclasses.MISSING or (item.name == "id" and not value)
+        default = "(to be given)" if is_needed else OF_THE_RUN.get(key) or shown(value)
+        yield key, default, changed, meaning
+
+
+def default_of(item: dataclasses.Field[Any]) -> Any:
+    """What holds unless something is given; ``MISSING`` where something has to be."""
+    made = item.default_factory
+    return item.default if made is dataclasses.MISSING else made()
 
 
 def choices(kind: Any) -> Iterator[str]:
@@ -98,17 +135,20 @@ def shown(value: Any) -> str:
         return "none"
     if isinstance(value, Enum):
         return f"`{value.name}`"
-    return f"`{value}`" if value != "" else "(to be given)"
+    return f"`{value}`" if value != "" else "empty"
 
 
 def section(title: str, cls: type, tiny: Any, prefix: str) -> str:
     """One table."""
-    lines = [f"## {title}", "", (inspect.getdoc(cls) or "").split("\n\n")[0], ""]
-    lines += ["| key | default | `model=tiny` | meaning |", "|---|---|---|---|"]
-    lines += [
-        f"| `{key}` | {default} | {under_tiny} | {cell(meaning)} |"
-        for key, default, under_tiny, meaning in rows(cls, tiny, prefix)
-    ]
+    about = re.sub(r":\w+:`~?([^`]*)`", r"`\1`", (inspect.getdoc(cls) or "").split("\n\n")[0])
+    lines = [f"## {title}", "", about, ""]
+    found = list(rows(cls, tiny, prefix))
+    if any(under_tiny for _, _, under_tiny, _ in found):
+        lines += ["| key | default | `model=tiny` | meaning |", "|---|---|---|---|"]
+        lines += [f"| `{key}` | {a} | {b} | {cell(text)} |" for key, a, b, text in found]
+    else:
+        lines += ["| key | default | meaning |", "|---|---|---|"]
+        lines += [f"| `{key}` | {default} | {cell(text)} |" for key, default, _, text in found]
     return "\n".join(lines)
 
 
@@ -127,12 +167,12 @@ def page() -> str:
         parts.append(
             section(item.name, hints[item.name], getattr(tiny, item.name), f"{item.name}.")
         )
-    engine = HFEngineConfig(**tiny.rollout.engine.kwargs)
-    parts.append(section("rollout.engine, id hf", HFEngineConfig, engine, "rollout.engine.kwargs."))
-    vllm = VLLMEngineConfig()
-    parts.append(
-        section("rollout.engine, id vllm", VLLMEngineConfig, vllm, "rollout.engine.kwargs.")
-    )
+    for key, cls in item_classes().items():
+        parts.append(section(f"Entries of {key}", cls, None, ""))
+    for key, cls in record_classes().items():
+        parts.append(section(f"{key}.NAME", cls, None, f"{key}.NAME."))
+    for name, cls in ENGINES.items():
+        parts.append(section(f"rollout.engine, id {name}", cls, None, KWARGS))
     parts.append("## Choices\n")
     for path in sorted(config_dir().glob("*/*.yaml")):
         parts.append(
