@@ -17,6 +17,7 @@ from __future__ import annotations
 import difflib
 import json
 import keyword
+import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -150,8 +151,13 @@ class _Row:
         def no_constant(name: str) -> NoReturn:
             raise DataError(f"{self._where}: {name} is no JSON number; use null or a finite number")
 
+        def finite(text: str) -> float:
+            if math.isinf(number := float(text)):
+                raise DataError(f"{self._where}: {text:.40} is beyond every float; give less")
+            return number
+
         try:
-            row = json.loads(self._line, parse_constant=no_constant)
+            row = json.loads(self._line, parse_constant=no_constant, parse_float=finite)
         except json.JSONDecodeError as error:
             raise DataError(f"{self._where}, column {error.colno}: {error.msg}") from error
         except (ValueError, RecursionError) as error:

@@ -24,7 +24,8 @@ def equal(got: Any, expected: Any) -> bool:
     if isinstance(got, (int, float)) and isinstance(expected, (int, float)):
         if isinstance(got, int) and isinstance(expected, int):
             return got == expected
-        return got == expected or abs(got - expected) <= 1e-6 * max(1.0, abs(expected))
+        within = 1e-6 * max(1.0, abs(expected))
+        return got == expected or abs(got - expected) <= within < float("inf")
     if isinstance(got, (list, tuple)) and isinstance(expected, (list, tuple)):
         return len(got) == len(expected) and all(map(equal, got, expected))
     if isinstance(got, dict) and isinstance(expected, dict):

@@ -12,6 +12,7 @@ of white space aside. Digits, signs and markers are those of ASCII: look-alikes 
 
 from __future__ import annotations
 
+import math
 import re
 from decimal import Decimal
 
@@ -38,6 +39,10 @@ def reference_answer(value: object) -> str | None:
     """
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        value = f"{Decimal(str(float(value))):f}"  # 0.00001 and not 1e-05, which nobody writes
     text = str(value)
     if _MARKER.search(text):
         return stated_answer(text)

@@ -145,6 +145,7 @@ def test_one_block_in_the_final_message_is_an_answer_and_two_are_none() -> None:
         ({"a": [1]}, {"a": (1,)}, True), ({"a": 1}, {"a": 1, "b": 2}, False), ({1}, {1}, True),
         ({1: 2}, [1], False), ("ab", ["a", "b"], False), (10**30, 10**30 + 1, False),
         (float("nan"), float("nan"), False), (float("inf"), float("inf"), True), ("", [], False),
+        (7, float("inf"), False), (float("inf"), 7, False), (float("-inf"), float("inf"), False),
     ],
 )  # fmt: skip
 def test_values_are_compared_by_value_and_kind(got: Any, expected: Any, same: bool) -> None:

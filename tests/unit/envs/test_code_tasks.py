@@ -62,6 +62,7 @@ def test_without_splits_tasks_are_divided_by_prompt(tmp_path: Path) -> None:
         ([row(), "{"], "line 2, column 2"),
         ([row(), "[1]"], "line 2: must be a JSON object, got list"),
         (['{"task_id": NaN}'], "line 1: NaN is no JSON number"),
+        (['{"task_id": -1e999}'], "line 1: -1e999 is beyond every float"),
         ([row("a"), row(5)], r"line 2, column task_id: must be text .* got '5' \(int\)"),  # type: ignore[arg-type]
         ([row("a"), row("a")], "line 2: task_id 'a' was used on line 1"),
         ([row(prompt=None)], "line 1, column prompt"),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
 import re
 from typing import Any
@@ -97,6 +98,7 @@ def test_no_text_breaks_the_rule(text: str) -> None:
     ("value", "answer"),
     [
         ("He sells 48/2 = 24 clips.\n#### 72", "72"), ("72", "72"), (72, "72"), (0.5, "0.5"),
+        (0.00001, "0.00001"), (-1e16, "-10000000000000000"), (float("nan"), None), (math.inf, None),
         ("#### 1\n#### 2", None), ("", None), (None, None), (True, None), (["72"], None),
     ],
 )  # fmt: skip

@@ -30,6 +30,8 @@ def value(expression: str) -> str:
         ("1e3", "1000"),
         ("0 ** 1000", "0"),
         ("1_000 + 1", "1001"),
+        ("+".join(map(str, range(1, 81))), "3240"),
+        ("10 ** -300", "1e-300"),
     ],
 )
 def test_values(expression: str, expected: str):

@@ -71,6 +71,8 @@ def test_an_insertion_comes_right_after_its_line(old: list[str], data, new: list
         ("", 0, "b", "b\n"),
         ("a\r\nb\r\n", 1, "x", "a\r\nx\r\nb\r\n"),
         ("a\n", 0, "x\n", "x\na\n"),
+        ("a\r\nb", 2, "c", "a\r\nb\r\nc\r\n"),
+        ("a\r\nb", 1, "c", "a\r\nc\r\nb"),
     ],
 )
 def test_line_ends_stay_as_they_are(text: str, line: int, new: str, expected: str):

@@ -167,6 +167,8 @@ def test_a_server_that_is_away_is_our_failure(site: Served):
         "http://127.0.0.1:{port}/docs/%252e%252e/secret",
         "http://127.0.0.1:{port}/docs/..%2fsecret",
         "http://127.0.0.1:{port}/docs/..%5csecret",
+        "http://127.0.0.1:{port}/docs/..;x=1/secret",
+        "http://127.0.0.1:{port}/docs/..%3b/secret",
         "http://127.0.0.1:{port}\\@example.com/docs/",
         "http://127.0.0.1/docs/",
         "https://127.0.0.1:{port}/docs/page",

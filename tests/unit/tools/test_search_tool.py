@@ -89,6 +89,20 @@ def test_an_index_made_before_answers_as_its_corpus_does(engine: str, tmp_path: 
 
 
 @each_engine
+def test_an_index_is_whole_or_is_not_there(engine: str, tmp_path: Path):
+    build, _ = ENGINES[engine]
+    good, place = '{"id": "a", "title": "", "text": "x"}\n', tmp_path / "new" / "index"
+    (tmp_path / "corpus").write_text(good + "broken\n")
+    with pytest.raises(DataError, match="line 2"):
+        build(read_corpus(tmp_path / "corpus"), place)
+    assert list(place.parent.iterdir()) == []
+    (tmp_path / "corpus").write_text(good)
+    build(read_corpus(tmp_path / "corpus"), place)  # the place is not taken by what failed
+    assert [path.name for path in place.parent.iterdir()] == ["index"]
+    assert "x" in str(Search(engine=engine, index=str(place)).call(query="x"))
+
+
+@each_engine
 def test_an_index_is_shared_by_all_trajectories_and_threads(engine: str):
     index = open_index(engine=engine, corpus=SAMPLE, index=None)
     assert index is open_index(engine=engine, corpus=SAMPLE, index=None)
@@ -114,7 +128,14 @@ def test_what_is_no_index_is_refused_when_the_tool_is_made(engine: str, tmp_path
 
 @pytest.mark.parametrize(
     "arguments",
-    [{}, {"query": "a", "id": "b"}, {"query": "?!"}, {"query": "a " * 600}, {"id": "?"}],
+    [
+        {},
+        {"query": "a", "id": "b"},
+        {"query": "?!"},
+        {"query": "a " * 600},
+        {"id": "?"},
+        {"id": "\ud800"},
+    ],
 )
 def test_other_arguments_are_the_models_mistake(arguments: dict[str, str]):
     with pytest.raises(ToolError):
@@ -136,6 +157,7 @@ def test_other_settings_are_refused(tmp_path: Path):
         ('{"id": "b", "text": "t"}', "line 2: a document has"),
         ('{"id": 1, "title": "", "text": "t"}', "line 2: id must be text"),
         ('{"id": "b", "title": "", "text": " "}', "line 2: text must be text"),
+        ('{"id": "b", "title": "", "text": "\\ud800"}', "line 2: text holds half of a surrogate"),
         ('{"id": "a", "title": "", "text": "t"}', "line 2: the id 'a' is taken"),
     ],
 )

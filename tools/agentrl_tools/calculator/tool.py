@@ -59,7 +59,8 @@ def _evaluate(node: ast.expr, depth: int) -> Number:
         case ast.UnaryOp(op=ast.UAdd(), operand=operand):
             return _evaluate(operand, depth + 1)
         case ast.BinOp(left=left, op=op, right=right):
-            a, b = _evaluate(left, depth + 1), _evaluate(right, depth + 1)
+            # 1+2+3 nests to the left, as deep as it is long, without a bracket.
+            a, b = _evaluate(left, depth), _evaluate(right, depth + 1)
             return _power(a, b) if isinstance(op, ast.Pow) else _apply(op, a, b)
         case _:
             raise ToolError("only numbers, + - * / // % ** and brackets are allowed")
@@ -74,7 +75,7 @@ def _apply(op: ast.operator, a: Number, b: Number) -> Number:
 
 def _power(base: Number, exponent: Number) -> Number:
     """Refuse a power before it is computed where its size is already clear."""
-    size = base.bit_length() * abs(exponent) if isinstance(base, int) and abs(base) > 1 else 0
+    size = base.bit_length() * exponent if isinstance(base, int) and abs(base) > 1 else 0
     if size > 2 * _MAX_BITS:
         raise OverflowError
     value = base**exponent

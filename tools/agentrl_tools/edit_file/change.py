@@ -56,11 +56,11 @@ def insert(text: str, line: int, new: str, path: str) -> Change:
     lines = [f"{one}\n" for one in lines_of(text)]
     if line > len(lines):
         raise ToolError(f"{path} has only {len(lines)} lines, line={line}")
-    end = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
+    end = "\r\n" if text.partition("\n")[0].endswith("\r") else "\n"
     added = new if new.endswith("\n") else new + end
+    if lines and not text.endswith("\n"):  # the last line has an end only where others follow
+        lines[-1] = lines[-1].removesuffix("\n") + (end if line == len(lines) else "")
     changed = "".join((*lines[:line], added, *lines[line:]))
-    if line < len(lines) and not text.endswith("\n"):
-        changed = changed[:-1]  # the last line had no end, and still has none
     return Change(text=changed, first_line=line + 1, num_lines=len(lines_of(added)))
 
 

@@ -80,7 +80,7 @@ def check_address(url: httpx.URL, allowed: Sequence[Prefix]) -> None:
 def _steps_up(path: str) -> bool:
     """Return whether a server that decodes the path could leave a folder by it."""
     for _ in range(_MAX_DECODINGS):
-        parts = path.split("/")
+        parts = [part.partition(";")[0] for part in path.split("/")]  # some drop ';parameters'
         if ".." in parts or "\\" in path or "\0" in path:
             return True
         path = unquote(path)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import DataError
+from agentrl_tools.search.writing import written_whole
 
 _FIELDS = ("id", "title", "text")
 _CHUNK_BYTES = 1 << 20
@@ -48,8 +49,14 @@ def write_corpus(documents: Iterable[Document], path: Path) -> int:
     """Write a JSONL file; return the number of documents."""
     rows = [{name: getattr(document, name) for name in _FIELDS} for document in documents]
     lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    path.write_text("".join(lines), encoding="utf-8")
+    with written_whole(path) as writing:
+        writing.write_text("".join(lines), encoding="utf-8")
     return len(rows)
+
+
+def is_unicode(text: str) -> bool:
+    """Return whether a text can be stored: JSON may spell halves of surrogate pairs."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def sha256_of(path: Path) -> str:
@@ -72,6 +79,8 @@ def _document(line: str, where: str, seen: set[str]) -> Document:
     for name in _FIELDS:
         if not isinstance(row[name], str) or (name != "title" and not row[name].strip()):
             raise DataError(f"{where}: {name} must be text, got {row[name]!r:.80}")
+        if not is_unicode(row[name]):
+            raise DataError(f"{where}: {name} holds half of a surrogate pair, which is no text")
     if row["id"] in seen:
         raise DataError(f"{where}: the id {row['id']!r:.80} is taken by an earlier line")
     seen.add(row["id"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import threading
 from collections.abc import Iterable, Sequence
@@ -10,6 +11,7 @@ from urllib.parse import quote
 
 from agentrl.errors import DataError, InfrastructureError
 from agentrl_tools.search.corpus import Document
+from agentrl_tools.search.writing import written_whole
 
 _TITLE_WEIGHT = 2.0
 _SCHEMA = """
@@ -35,17 +37,17 @@ def build(documents: Iterable[Document], path: Path) -> None:
     if path.exists():
         raise DataError(f"{path} exists already; remove it or name another file")
     try:
-        connection = sqlite3.connect(path)
-        try:
+        with (
+            written_whole(path) as writing,
+            contextlib.closing(sqlite3.connect(writing)) as connection,
+        ):
             connection.executescript(_SCHEMA)
             rows = ((document.id, document.title, document.text) for document in documents)
             connection.executemany("INSERT INTO documents (id, title, text) VALUES (?, ?, ?)", rows)
             connection.execute("INSERT INTO words (words) VALUES ('rebuild')")
             connection.execute("INSERT INTO words (words) VALUES ('optimize')")
             connection.commit()
-        finally:
-            connection.close()
-    except sqlite3.Error as error:
+    except (sqlite3.Error, OSError) as error:
         raise DataError(f"the index {path} cannot be written: {error}") from error
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from agentrl.errors import ConfigError, DataError
 from agentrl.extras import missing_extra
 from agentrl_tools.search.corpus import Document
+from agentrl_tools.search.writing import written_whole
 
 _TITLE_WEIGHT = 2
 """As often the words of a title count: scored apart, they would outweigh any text."""
@@ -32,16 +33,17 @@ def build(documents: Iterable[Document], path: Path) -> None:
     schema.add_text_field("words", tokenizer_name="en_stem")
     schema.add_bytes_field("document", stored=True, indexed=False)
     try:
-        path.mkdir(parents=True)
-        index = tantivy.Index(schema.build(), path=str(path))
-        # One thread, so that documents, and with them ties, stay in corpus order.
-        writer = index.writer(_WRITER_BYTES, num_threads=1)
-        for document in documents:
-            words = "\n".join((*[document.title] * _TITLE_WEIGHT, document.text))
-            stored = json.dumps(astuple(document)).encode()
-            writer.add_document(tantivy.Document(id=document.id, words=words, document=stored))
-        writer.commit()
-        writer.wait_merging_threads()
+        with written_whole(path) as writing:
+            writing.mkdir()
+            index = tantivy.Index(schema.build(), path=str(writing))
+            # One thread, so that documents, and with them ties, stay in corpus order.
+            writer = index.writer(_WRITER_BYTES, num_threads=1)
+            try:
+                for document in documents:
+                    writer.add_document(tantivy.Document(**_fields(document)))
+                writer.commit()
+            finally:
+                writer.wait_merging_threads()  # they write where we clear up
     except (OSError, ValueError) as error:
         raise DataError(f"the index {path} cannot be written: {error}") from error
 
@@ -75,6 +77,12 @@ class TantivyIndex:
         hits = self._searcher.search(query, limit, count=False).hits
         stored = (self._searcher.doc(address) for _, address in hits)
         return [Document(*json.loads(bytes(row.get_first("document")))) for row in stored]
+
+
+def _fields(document: Document) -> dict[str, Any]:
+    words = "\n".join((*[document.title] * _TITLE_WEIGHT, document.text))
+    stored = json.dumps(astuple(document)).encode()
+    return {"id": document.id, "words": words, "document": stored}
 
 
 def _module() -> Any:

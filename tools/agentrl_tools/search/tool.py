@@ -6,6 +6,7 @@ from pathlib import Path
 
 from agentrl.errors import ConfigError, ToolError
 from agentrl.tool.base import ToolContext
+from agentrl_tools.search.corpus import is_unicode
 from agentrl_tools.search.index import open_index, terms_of
 from agentrl_tools.search.snippets import snippet
 
@@ -84,7 +85,7 @@ class Search:
         """Nothing to free: the index is the process's."""
 
     def _read(self, document_id: str) -> str:
-        document = self._index.get(document_id)
+        document = self._index.get(document_id) if is_unicode(document_id) else None
         if document is None:
             raise ToolError(
                 f"no text has the id {document_id!r:.80}; ids stand in brackets before the titles"
