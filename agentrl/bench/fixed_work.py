@@ -47,6 +47,8 @@ class FixedWork:
         for name in ("prompts", "samples", "prompt_tokens", "turns", "turn_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
+        if self.answer_tokens < 0:
+            raise ConfigError(f"answer_tokens={self.answer_tokens}: must be at least 0")
         if not 0 <= self.latency_median_s <= self.latency_p99_s:
             raise ConfigError(
                 f"latency_median_s={self.latency_median_s}, latency_p99_s={self.latency_p99_s}: "

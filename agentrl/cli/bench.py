@@ -20,8 +20,14 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_COUNT, _COUNT_OR_NONE = click.IntRange(min=1), click.IntRange(min=0)
+
 threads_option = click.option(
-    "--threads", default=0, show_default=True, help="Torch threads; 0 takes the number of cores."
+    "--threads",
+    type=_COUNT_OR_NONE,
+    default=0,
+    show_default=True,
+    help="Torch threads; 0 takes the number of cores.",
 )
 
 
@@ -61,8 +67,14 @@ def work_options(**defaults: Any) -> Callable[[F], F]:
 
 @command.command("rollout")
 @work_options(turns=4, turn_tokens=128, answer_tokens=16, latency_median_s=0.2, latency_p99_s=5.0)
-@click.option("--batch", default=16, show_default=True, help="Requests of a call, in arm `batch`.")
-@click.option("--repeats", default=5, show_default=True)
+@click.option(
+    "--batch",
+    type=_COUNT,
+    default=16,
+    show_default=True,
+    help="Requests of a call, in arm `batch`.",
+)
+@click.option("--repeats", type=_COUNT, default=5, show_default=True)
 @threads_option
 @json_option
 @overrides_argument
@@ -115,9 +127,9 @@ def rollout(
 @click.option("--shape", default="small", show_default=True, help="tiny, small, 0.5b or 1.7b.")
 @click.option("--device", default=None, help="cpu or cuda; CUDA where there is one.")
 @click.option("--arms", default="", help="Names, with commas between them; all unless given.")
-@click.option("--bucket-mb", default=64, show_default=True)
+@click.option("--bucket-mb", type=_COUNT, default=64, show_default=True)
 @click.option("--lr", default=1e-6, show_default=True, help="Of the optimizer between syncs.")
-@click.option("--repeats", default=5, show_default=True)
+@click.option("--repeats", type=_COUNT, default=5, show_default=True)
 @threads_option
 @json_option
 def sync(
@@ -160,8 +172,12 @@ def sync(
 
 @command.command("step")
 @work_options()
-@click.option("--steps", default=5, show_default=True, help="Measured, of every run of an arm.")
-@click.option("--warmup", default=2, show_default=True, help="Steps before them.")
+@click.option(
+    "--steps", type=_COUNT, default=5, show_default=True, help="Measured, of every run of an arm."
+)
+@click.option(
+    "--warmup", type=_COUNT_OR_NONE, default=2, show_default=True, help="Steps before them."
+)
 @click.option(
     "--arm",
     "arm_texts",
@@ -169,7 +185,7 @@ def sync(
     metavar="NAME:SETTINGS",
     help="A way to run the step; may be given several times. Without any: one, as it is.",
 )
-@click.option("--repeats", default=1, show_default=True, help="Runs of every arm.")
+@click.option("--repeats", type=_COUNT, default=1, show_default=True, help="Runs of every arm.")
 @threads_option
 @json_option
 @overrides_argument
@@ -248,7 +264,10 @@ def _arms(texts: tuple[str, ...]) -> dict[str, list[str]]:
             raise click.BadParameter(
                 f"{text!r}: write NAME:KEY=VALUE, with names that differ", param_hint="--arm"
             )
-        arms[name] = shlex.split(settings)
+        try:
+            arms[name] = shlex.split(settings)
+        except ValueError as error:  # a quotation without an end
+            raise click.BadParameter(f"{text!r}: {error}", param_hint="--arm") from None
     return arms or {"agentrl": []}
 
 

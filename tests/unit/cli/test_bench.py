@@ -13,6 +13,7 @@ from agentrl.bench.machine import BenchError
 from agentrl.bench.phases import OTHER, PHASES
 from agentrl.bench.step import StepResult, refuse_other_work
 from agentrl.cli.bench import command
+from agentrl.errors import ConfigError
 
 AHEAD = "ahead:rollout.max_staleness=1 algo.old_logprobs=recompute algo.correction.weight=token"
 LITTLE = ["--prompts", "2", "--samples", "2", "--turn-tokens", "8", "--prompt-tokens", "40"]
@@ -91,3 +92,28 @@ def test_steps_of_other_work_are_refused() -> None:
     refuse_other_work(StepResult(arm="a", sampled_tokens=[400, 399]), work)
     with pytest.raises(BenchError, match="step 1 sampled 390 tokens, 400 were asked for"):
         refuse_other_work(StepResult(arm="a", sampled_tokens=[400, 390]), work)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("rollout --repeats 0", "--repeats"),
+        ("rollout --batch 0", "--batch"),
+        ("sync --repeats 0", "--repeats"),
+        ("sync --bucket-mb 0", "--bucket-mb"),
+        ("sync --threads -1", "--threads"),
+        ("step --repeats 0", "--repeats"),
+        ("step --steps 0", "--steps"),
+        ("step --warmup -1", "--warmup"),
+        ("step --arm a", "NAME:KEY=VALUE"),
+        ("step --arm a:x=' ", "No closing quotation"),
+    ],
+)
+def test_what_measures_nothing_is_refused(arguments: str, told: str) -> None:
+    result = CliRunner().invoke(command, arguments.split(" "))
+    assert result.exit_code == 2 and told in result.output
+
+
+def test_an_environment_says_no_less_than_nothing() -> None:
+    with pytest.raises(ConfigError, match="answer_tokens=-1"):
+        FixedWork(answer_tokens=-1)
