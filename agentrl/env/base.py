@@ -136,7 +136,7 @@ class Env(gymnasium.Env[Any, Any]):
         raise NotImplementedError
 
     def tool_state(self, tool: str) -> Mapping[str, Any]:
-        """Return what ``tool`` needs to know of this task; asked once after ``reset``.
+        """Return what ``tool`` needs to know of this task; asked once, when it is first called.
 
         Also asked for ``"workspace"`` when a tool opens the sandbox that tools share: return
         ``{"files": {path: text}}`` to put files there, ``{}`` for names that mean nothing here.
