@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 
@@ -33,6 +35,27 @@ def atomic_write(path: Path, data: bytes | str) -> None:
             os.unlink(name)
         raise
     sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def filling(folder: Path, *, last: Collection[str]) -> Iterator[Path]:
+    """Yield an empty folder whose files move into ``folder`` at the end.
+
+    Where the block raises, ``folder`` holds what it held before.
+
+    Args:
+        folder: made where it is not there.
+        last: names of the files that make it what it is, which come after all others.
+    """
+    writing = folder / ".writing"
+    shutil.rmtree(writing, ignore_errors=True)  # of a process that was killed
+    writing.mkdir(parents=True)
+    try:
+        yield writing
+        for path in sorted(writing.iterdir(), key=lambda path: path.name in last):
+            path.replace(folder / path.name)
+    finally:
+        shutil.rmtree(writing, ignore_errors=True)
 
 
 def sync_folder(folder: Path) -> None:

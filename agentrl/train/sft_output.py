@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 
 from agentrl.dist.engine import TrainEngine
 from agentrl.errors import CheckpointError
+from agentrl.telemetry.files import filling
 from agentrl.telemetry.run_dir import RunDir
 from agentrl.telemetry.tracker import TrackedRun, Tracker, build_trackers
 from agentrl.train.checkpoint import CheckpointStore
@@ -91,13 +91,8 @@ def digest_of_start(engine: TrainEngine) -> str:
 
 def export_whole(engine: TrainEngine, out: Path) -> None:
     """Put the model in place: complete, or without the file that makes a directory a model."""
-    writing = out / ".writing"
-    shutil.rmtree(writing, ignore_errors=True)
-    writing.mkdir()
-    engine.export_pretrained(writing)
-    for path in sorted(writing.iterdir(), key=lambda path: path.name == LAST_FILE):
-        path.replace(out / path.name)
-    writing.rmdir()
+    with filling(out, last=(LAST_FILE,)) as writing:
+        engine.export_pretrained(writing)
 
 
 def sft_tracker(run: RunDir, total_steps: int, *, keep: int | None) -> closing[Tracker]:

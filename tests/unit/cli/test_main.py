@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -361,3 +362,30 @@ def test_mismatch_refuses_what_would_list_everything_or_nothing(
 ) -> None:
     code, _, error = agentrl("mismatch", str(tmp_path), *option)
     assert code == 2 and f"Invalid value for '{option[0]}'" in error
+
+
+@pytest.mark.parametrize("adapters", [(), ("--adapters",)])
+def test_half_an_export_is_none(
+    agentrl: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, adapters: tuple[str, ...]
+) -> None:
+    class Whole:
+        def save_pretrained(self, out: Path) -> None:
+            (out / "config.json").write_text("{}")
+
+    class Full:
+        def save_pretrained(self, out: Path) -> None:
+            raise PermissionError(28, "No space left on device", str(out))
+
+    def export_adapters(run: Path, out: Path, **_: object) -> str:
+        Whole().save_pretrained(out)
+        Full().save_pretrained(out)
+        return "never said"
+
+    loaded = SimpleNamespace(model=Whole(), tokenizer=Full(), source="it")
+    monkeypatch.setattr("agentrl.train.open_model.open_run_model", lambda *_, **__: loaded)
+    monkeypatch.setattr("agentrl.train.open_model.export_adapters", export_adapters)
+    out = tmp_path / "out"
+    for _ in range(2):  # the place is not taken by what failed
+        code, _, err = agentrl("export", str(tmp_path), str(out), *adapters)
+        assert code == 2 and "No space left" in err
+        assert list(out.iterdir()) == []

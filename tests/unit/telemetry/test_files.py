@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.telemetry.files import atomic_write
+from agentrl.telemetry.files import atomic_write, filling
 
 
 def test_replaces_and_creates_folders(tmp_path: Path) -> None:
@@ -39,3 +39,23 @@ def test_honours_the_umask(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert (tmp_path / "x").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_folder_is_filled_at_the_end_or_not_at_all(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+
+    def fill(text: str, *, fails: bool = False) -> None:
+        with filling(folder, last=("config.json",)) as writing:
+            (writing / "config.json").write_text(text)
+            assert [path.name for path in folder.iterdir()] == [".writing"]
+            (writing / "weights").write_text(text)
+            if fails:
+                raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="full"):
+        fill("first", fails=True)
+    assert list(folder.iterdir()) == []  # so that it can be filled again
+    fill("second")
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {
+        "config.json": "second", "weights": "second",
+    }  # fmt: skip
