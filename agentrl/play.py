@@ -30,6 +30,8 @@ T = TypeVar("T")
 
 _OPTION_OF = {"eval.n": "-n", "eval.val_tasks": "--tasks", "eval.test_tasks": "--tasks"}
 """Settings of a training run for which these commands have an option."""
+_CANCEL_TIMEOUT_S = 30.0
+"""For episodes to end where another one has failed."""
 
 
 def playing_config(env_id: str | None, model: str | None, overrides: Sequence[str]) -> Config:
@@ -139,14 +141,19 @@ async def finished(
         console=Console(stderr=True),
         disable=quiet,
     )
+    limit: asyncio.Timeout | None = None
     try:
         for done in bar:
-            async with asyncio.timeout(stall_s):
+            async with asyncio.timeout(stall_s) as limit:
                 await done
     except TimeoutError:
+        if limit is None or not limit.expired():  # one of its own
+            raise
         num_ended = sum(task.done() for task in pending)
         raise EngineError(stands_still(what, num_ended, len(pending), stall_s)) from None
     finally:
         for task in pending:
             task.cancel()
+        # What they play on is closed next: they close what is theirs before.
+        await asyncio.wait(pending, timeout=_CANCEL_TIMEOUT_S)
     return [task.result() for task in pending]

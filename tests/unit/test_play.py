@@ -32,3 +32,28 @@ def test_episodes_may_take_as_long_as_they_go_on_and_end_where_they_stand_still(
     assert run_virtual(all_of([150.0, 50.0, 100.0])) == [150.0, 50.0, 100.0]
     with pytest.raises(EngineError, match="playing test stands still: of 3 tasks 2 have ended"):
         run_virtual(all_of([50.0, 1e6, 100.0]))
+
+
+def test_where_an_episode_fails_the_others_close_what_is_theirs_first() -> None:
+    closed: list[str] = []
+
+    async def long() -> None:
+        try:
+            await asyncio.sleep(1e6)
+        finally:
+            await asyncio.sleep(1.0)  # of sandboxes, say
+            closed.append("long")
+
+    async def fail(error: Exception) -> None:
+        await asyncio.sleep(1.0)
+        raise error
+
+    async def play(error: Exception) -> None:
+        pending = [asyncio.ensure_future(long()), asyncio.ensure_future(fail(error))]
+        await finished(pending, what="playing test", stall_s=60.0, quiet=True)
+
+    with pytest.raises(EngineError, match="the engine is gone"):
+        run_virtual(play(EngineError("the engine is gone")))
+    assert closed == ["long"]
+    with pytest.raises(TimeoutError, match="of its own"):  # and not: stands still
+        run_virtual(play(TimeoutError("of its own")))
