@@ -33,10 +33,11 @@ from agentrl.dist.memory import MemoryPlan
 from agentrl.dist.memory_needs import Memory
 from agentrl.dist.memory_table import Planned
 from agentrl.env.registry import env_registry
-from agentrl.errors import AgentRLError, ModelError
+from agentrl.errors import AgentRLError, ConfigError, ModelError
 from agentrl.limits import positions_of_path, within_positions
 from agentrl.memory_plan import plan_run, wants_gpu
 from agentrl.model.describe import HUB_FIX
+from agentrl.rollout.engines.vllm_installed import find_vllm
 from agentrl.train.environments import make_environments, need_sandboxes
 
 DEADLINE_S = 5.0
@@ -227,6 +228,19 @@ def _limits(config: Config) -> Iterator[Check]:
     yield check_shared_memory(uses_ray=_uses_ray(config))
     yield check_open_files(episodes=config.rollout.concurrency)
     yield from check_extras(_needed_extras(config))
+    if config.rollout.engine.id == "vllm":
+        yield _check_vllm(config)
+
+
+def _check_vllm(config: Config) -> Check:
+    try:
+        found = find_vllm()
+    except ConfigError as error:
+        # On a cluster of others the nodes have it, and this machine need not.
+        elsewhere = _uses_ray(config) and config.cluster.address is not None
+        status = Status.warn if elsewhere else Status.fail
+        return Check(name="engine vllm", status=status, found=str(error))
+    return Check(name="engine vllm", status=Status.ok, found=f"{found.package} {found.version}")
 
 
 def _needed_extras(config: Config) -> dict[str, str]:

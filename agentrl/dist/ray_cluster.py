@@ -103,6 +103,7 @@ class _Connection:
     def __init__(self, options: dict[str, Any]) -> None:
         self._options = options
         self._over = threading.Event()
+        self._abandoned = False
         self.connected: Future[None] = Future()
         threading.Thread(target=self._run, name="ray", daemon=True).start()
 
@@ -114,6 +115,13 @@ class _Connection:
         else:
             self.connected.set_result(None)
             self._over.wait()
+            if self._abandoned:
+                ray.shutdown()
+
+    def abandon(self) -> None:
+        """Have what comes up too late ended at once: nobody would."""
+        self._abandoned = True
+        self._over.set()
 
     def end(self) -> None:
         """Let the thread end."""
@@ -141,6 +149,7 @@ def _connect(options: dict[str, Any], timeout_s: float) -> _Connection:
             return connection
         except Exception as error:  # Ray raises whatever it meets, bare exceptions of its own too
             if not connection.connected.done():
+                connection.abandon()
                 raise ConfigError(
                     f"{_called(where)}Ray did not answer within {timeout_s:g} s; "
                     + _what_to_do(where)

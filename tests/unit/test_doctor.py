@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import socket
 import time
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from agentrl.dist.machine_checks import (
 )
 from agentrl.doctor import diagnose
 from agentrl.model import load
+from agentrl.rollout.engines import vllm_installed
 
 GIB = 2**30
 H200 = Gpu(index=0, name="H200", total_bytes=139 * GIB, used_bytes=0)
@@ -31,6 +33,9 @@ H200 = Gpu(index=0, name="H200", total_bytes=139 * GIB, used_bytes=0)
 
 def _by_name(checks: list[Check]) -> dict[str, Check]:
     return {check.name: check for check in checks}
+
+
+ADDRESS = "cluster.address=127.0.0.1:1"
 
 
 def test_a_plain_machine_passes_for_the_first_run() -> None:
@@ -181,3 +186,16 @@ def test_an_extra_that_is_needed_and_missing_fails(monkeypatch: pytest.MonkeyPat
     (needed,) = check_extras({"ray": "cluster=ray"})
     assert idle.status is Status.ok
     assert needed.status is Status.fail and "pip install -e '.[ray]'" in needed.fix
+
+
+@pytest.mark.parametrize(("settings", "status"), [([], "fail"), (["cluster=ray", ADDRESS], "warn")])
+def test_an_engine_that_is_not_installed_fails_where_it_would_run(
+    monkeypatch: pytest.MonkeyPatch, settings: list[str], status: str
+) -> None:
+    def missing(package: str) -> str:
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr(vllm_installed, "version", missing)
+    found = diagnose(["env.id=guess_number", "rollout=vllm", *settings])
+    (check,) = (check for check in found.checks if check.name == "engine vllm")
+    assert check.status == status and ".[vllm]" in check.found

@@ -100,3 +100,16 @@ def test_a_service_that_is_not_ray_is_given_up_in_time(
     assert waiting.daemon  # the process can end without it
     never.set()
     waiting.join(timeout=20)
+
+
+def test_what_comes_up_after_it_was_given_up_is_ended(
+    init: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comes_up, ended = threading.Event(), threading.Event()
+    init(lambda: comes_up.wait(timeout=20))
+    monkeypatch.setattr(ray, "shutdown", ended.set)
+    with pytest.raises(ConfigError, match="did not answer"), ray_cluster(timeout_s=0.1):
+        pass
+    assert not ended.is_set()
+    comes_up.set()
+    assert ended.wait(timeout=20)
