@@ -54,7 +54,7 @@ def shorten(text: str, max_chars: int) -> str:
     half = max_chars // 2
     return (
         f"{text[:half]}\n[{len(text) - 2 * half} characters left out; write to a file and view "
-        f"parts of it]\n{text[-half:]}"
+        f"parts of it]\n{text[len(text) - half :]}"
     )
 
 

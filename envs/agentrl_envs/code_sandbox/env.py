@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -117,5 +118,7 @@ class CodeSandbox(Env):
 
 
 def _at_least(name: str, value: float, least: float) -> None:
-    if not value >= least:
-        raise ConfigError(f"env.kwargs.{name} is {value!r}; it must be at least {least}")
+    if not least <= value < math.inf:
+        raise ConfigError(
+            f"env.kwargs.{name} is {value!r}; it must be at least {least}, and finite"
+        )

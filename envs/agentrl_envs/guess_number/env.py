@@ -46,13 +46,13 @@ class GuessNumber(Env):
             farmed; 0 leaves the outcome alone.
 
     Raises:
-        ConfigError: ``turn_reward`` is negative.
+        ConfigError: ``turn_reward`` is negative or not finite.
     """
 
     rubric = GuessRubric()
 
     def __init__(self, turn_reward: float = 0.0) -> None:
-        if turn_reward < 0:
+        if not 0 <= turn_reward < math.inf:
             raise ConfigError(f"env.kwargs.turn_reward is {turn_reward}; give 0 or more")
         self._turn_reward = turn_reward
         self._low = self._high = self._secret = 0

@@ -11,6 +11,7 @@ from agentrl.errors import InfrastructureError, SandboxError, ToolError
 from agentrl.sandbox.base import ExecResult, Sandbox, SandboxLimits, SandboxStatus
 from agentrl.tool.base import ToolContext
 from agentrl_tools.executions import describe, refuse_our_failures, shorten
+from agentrl_tools.settings import refuse_below_one
 
 _MAX_COMMAND_CHARS = 32_768
 """Well below what the kernel takes as one argument, in any encoding of it."""
@@ -56,6 +57,7 @@ class BashTool:
         output_bytes: int = 65_536,
         max_chars: int = 1600,
     ) -> None:
+        refuse_below_one(max_chars=max_chars)
         self._max_chars = max_chars
         self.workspace_limits = SandboxLimits(
             wall_s=wall_s,

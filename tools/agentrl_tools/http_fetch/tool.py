@@ -14,6 +14,7 @@ from agentrl.net.guard import Guard
 from agentrl.tool.base import ToolContext
 from agentrl_tools.http_fetch.address import Prefix, check_address
 from agentrl_tools.http_fetch.page import text_of_html
+from agentrl_tools.settings import refuse_below_one, refuse_no_time
 
 if TYPE_CHECKING:
     import httpx
@@ -35,7 +36,7 @@ class HttpFetch:
         max_chars: of its text in one answer.
 
     Raises:
-        ConfigError: ``allow`` holds something that is no prefix.
+        ConfigError: ``allow`` holds something that is no prefix, or a limit is none.
     """
 
     stateless = True
@@ -49,6 +50,8 @@ class HttpFetch:
         max_bytes: int = 2 << 20,
         max_chars: int = 3000,
     ) -> None:
+        refuse_below_one(max_bytes=max_bytes, max_chars=max_chars)
+        refuse_no_time(wall_s=wall_s)
         self._allowed = [Prefix.parse(prefix) for prefix in allow]
         self._clients = _clients(tuple(prefix.rule for prefix in self._allowed), private)
         self._client: httpx.AsyncClient | None = None

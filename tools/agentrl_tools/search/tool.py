@@ -9,6 +9,7 @@ from agentrl.tool.base import ToolContext
 from agentrl_tools.search.corpus import is_unicode
 from agentrl_tools.search.index import open_index, terms_of
 from agentrl_tools.search.snippets import snippet
+from agentrl_tools.settings import refuse_below_one
 
 SAMPLE = Path(__file__).with_name("sample.jsonl")
 """A few texts to try the tool with."""
@@ -44,6 +45,7 @@ class Search:
     ) -> None:
         if corpus is not None and index is not None:
             raise ConfigError("corpus and index are both given; an index holds its corpus")
+        refuse_below_one(max_results=max_results, snippet_words=snippet_words)
         self._index = open_index(
             engine=engine,
             corpus=SAMPLE if corpus is None else Path(corpus).expanduser(),

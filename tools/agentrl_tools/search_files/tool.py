@@ -10,6 +10,7 @@ from agentrl.sandbox.base import Sandbox, SandboxLimits
 from agentrl.tool.base import ToolContext
 from agentrl_tools.executions import describe, refuse_our_failures
 from agentrl_tools.paths import check_path
+from agentrl_tools.settings import refuse_below_one, refuse_no_time
 
 _PROGRAM = Path(__file__).with_name("program.py")
 _MAX_PATTERN_CHARS = 500
@@ -38,15 +39,17 @@ class SearchFiles:
         max_file_bytes: int = 1 << 20,
         max_files: int = 5000,
     ) -> None:
-        self.workspace_limits = SandboxLimits()
-        self._wall_s = wall_s
-        self._limits = {
-            "wall_s": wall_s,
+        counts = {
             "max_results": max_results,
             "max_line_chars": max_line_chars,
             "max_file_bytes": max_file_bytes,
             "max_files": max_files,
         }
+        refuse_below_one(**counts)
+        refuse_no_time(wall_s=wall_s)
+        self.workspace_limits = SandboxLimits()
+        self._wall_s = wall_s
+        self._limits = {"wall_s": wall_s, **counts}
         self._source = _PROGRAM.read_text()
         self._sandbox: Sandbox | None = None
 

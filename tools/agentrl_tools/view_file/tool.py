@@ -6,6 +6,7 @@ from agentrl.errors import SandboxError, ToolError
 from agentrl.sandbox.base import Sandbox, SandboxLimits
 from agentrl.tool.base import ToolContext
 from agentrl_tools.paths import check_file
+from agentrl_tools.settings import refuse_below_one
 from agentrl_tools.text_files import lines_of, number_lines, read_text
 
 
@@ -18,6 +19,7 @@ class ViewFile:
     """
 
     def __init__(self, *, max_lines: int = 100, max_line_chars: int = 400) -> None:
+        refuse_below_one(max_lines=max_lines, max_line_chars=max_line_chars)
         self.workspace_limits = SandboxLimits()
         self._max_lines = max_lines
         self._max_line_chars = max_line_chars
