@@ -6,6 +6,7 @@ import difflib
 import inspect
 import types
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from agentrl.errors import ConfigError
@@ -70,10 +71,16 @@ def _parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def _hints(target: Callable[..., Any]) -> dict[str, Any]:
+    function = target.__init__ if isinstance(target, type) else target
     try:
-        return get_type_hints(target.__init__ if isinstance(target, type) else target)
-    except Exception:  # an annotation that only a type checker can resolve
-        return {}
+        return get_type_hints(function)
+    except Exception:
+        found: dict[str, Any] = {}
+        for name, annotation in getattr(function, "__annotations__", {}).items():
+            alone = types.SimpleNamespace(__annotations__={name: annotation})
+            with suppress(Exception):  # one that only a type checker can resolve
+                found |= get_type_hints(alone, getattr(function, "__globals__", {}))
+        return found
 
 
 _SCALARS: dict[Any, tuple[type, ...]] = {

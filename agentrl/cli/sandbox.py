@@ -175,7 +175,8 @@ async def _serve(settings: ServingSettings, host: str, port: int, uds: str | Non
     from agentrl.sandbox.serving.fleet import Fleet, bind
 
     listening = bind(host, port, uds, has_token=settings.token() is not None)
-    where = uds or f"http://{host}:{listening.getsockname()[1]}"
+    shown = f"[{host}]" if ":" in host else host
+    where = uds or f"http://{shown}:{listening.getsockname()[1]}"
     fleet = Fleet(settings, listening)
     await fleet.run(
         lambda: click.echo(

@@ -34,7 +34,7 @@ from agentrl.env.lane import Lane, ThreadWorker
 from agentrl.env.process import ProcessWorker
 from agentrl.env.registry import env_class, is_async_class, runs_in_process
 from agentrl.env.table import EnvFacts, EnvSource, ResetAnswer, StepAnswer
-from agentrl.errors import AgentRLError, ConfigError, ThreadLeakError
+from agentrl.errors import AgentRLError, ConfigError, InfrastructureError, ThreadLeakError
 from agentrl.kwargs import check_kwargs
 from agentrl.types import Action, Score
 
@@ -131,7 +131,13 @@ class EnvHosts:
         lane = min(self._lanes, key=lambda lane: lane.num_envs, default=None)
         if lane is None or (lane.num_envs > 0 and len(self._lanes) < limit):
             worker = ProcessWorker if self.in_process else ThreadWorker
-            lane = Lane(worker, self._lane_died)
+            try:
+                lane = Lane(worker, self._lane_died)
+            except (OSError, RuntimeError) as error:  # no process, thread or file is left
+                raise InfrastructureError(
+                    f"environment {self._source.env_id!r}: no "
+                    f"{'process' if self.in_process else 'thread'} could be started for it: {error}"
+                ) from error
             self._lanes.append(lane)
         return lane
 

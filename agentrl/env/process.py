@@ -45,7 +45,9 @@ class ProcessWorker:
         self._lane = lane
         self._owner = owner
         self._socket, child_socket = socket.socketpair()
-        with child_socket:
+        with contextlib.ExitStack() as opened:
+            opened.enter_context(self._socket)  # closed where no process starts
+            opened.enter_context(child_socket)
             self._process = subprocess.Popen(
                 [
                     sys.executable, "-c", _BOOT,
@@ -55,6 +57,8 @@ class ProcessWorker:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )  # fmt: skip
+            opened.pop_all()
+        child_socket.close()
         self._socket.setblocking(False)
         self._reader = FrameReader()
         self._unsent = bytearray()

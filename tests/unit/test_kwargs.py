@@ -72,3 +72,14 @@ def test_var_keywords_take_anything() -> None:
     check_kwargs(build, {"first": 1, "other": 2}, key="k")
     with pytest.raises(ConfigError, match="needs first"):
         check_kwargs(build, {"other": 2}, key="k")
+
+
+class PartlyKnown:
+    def __init__(self, size: int = 1, other: OnlyForCheckers | None = None) -> None:  # type: ignore[name-defined]  # noqa: F821
+        pass
+
+
+def test_an_annotation_that_cannot_be_resolved_hides_no_other() -> None:
+    check_kwargs(PartlyKnown, {"size": 2, "other": "anything"}, key="k")
+    with pytest.raises(ConfigError, match="k.size: PartlyKnown takes int"):
+        check_kwargs(PartlyKnown, {"size": "2"}, key="k")

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
 import threading
 from typing import Any
 
@@ -330,6 +332,34 @@ def test_a_cancellation_that_an_environment_raises_is_an_error_of_its_own(method
         with pytest.raises(EnvError, match=f"{method} raised CancelledError"):
             await (env.reset() if method == "reset" else env.step(act("x")))
         await env.close()
+        await hosts.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("process", "owner", "name", "error"),
+    [
+        (False, threading.Thread, "start", RuntimeError("can't start new thread")),
+        (True, subprocess, "Popen", BlockingIOError(11, "Resource temporarily unavailable")),
+    ],
+)
+def test_a_machine_that_gives_no_thread_or_process_is_our_failure(
+    monkeypatch: pytest.MonkeyPatch, process: bool, owner: Any, name: str, error: Exception
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise error
+
+    async def run() -> None:
+        config = EnvConfig(id=f"{Obedient.__module__}:{Obedient.__name__}", process=process)
+        hosts = EnvHosts(config)
+        before = os.listdir("/proc/self/fd")
+        monkeypatch.setattr(owner, name, refuse)
+        with pytest.raises(InfrastructureError, match="could be started for it"):
+            await hosts.open()
+        assert os.listdir("/proc/self/fd") == before
+        monkeypatch.undo()
+        await (await hosts.open()).close()  # the next one may find room
         await hosts.close()
 
     asyncio.run(run())
