@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import pytest
 from agentrl_tools.search.__main__ import wiki_leads
 from agentrl_tools.search.corpus import Document, read_corpus, write_corpus
 from agentrl_tools.search.index import ENGINES, open_index, terms_of
+from agentrl_tools.search.own_folder import own_folder
 from agentrl_tools.search.snippets import snippet
 from agentrl_tools.search.tool import SAMPLE, Search
 from hypothesis import given, settings
@@ -100,6 +104,38 @@ def test_an_index_is_whole_or_is_not_there(engine: str, tmp_path: Path):
     build(read_corpus(tmp_path / "corpus"), place)  # the place is not taken by what failed
     assert [path.name for path in place.parent.iterdir()] == ["index"]
     assert "x" in str(Search(engine=engine, index=str(place)).call(query="x"))
+
+
+HOLDER = """
+import signal, sys
+from agentrl_tools.search.own_folder import own_folder
+print(own_folder(), flush=True)
+signal.pause()
+"""
+
+
+def test_what_a_killed_process_left_is_removed_and_what_others_use_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    holders = [
+        subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    try:
+        killed, alive = (Path(h.stdout.readline().strip()) for h in holders if h.stdout)
+        holders[0].kill()
+        holders[0].wait(timeout=20)
+        assert killed.is_dir() and alive.is_dir()
+        own = own_folder()
+        assert {path.name for path in tmp_path.iterdir()} == {alive.name, own.name}
+    finally:
+        for holder in holders:
+            holder.kill()
+            holder.wait(timeout=20)
+            assert holder.stdout is not None
+            holder.stdout.close()
 
 
 @each_engine

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Protocol
 from agentrl.errors import ConfigError
 from agentrl_tools.search import fts5, tantivy_index
 from agentrl_tools.search.corpus import Document, read_corpus
+from agentrl_tools.search.own_folder import own_folder
 
 _MAX_TERMS = 32
 _WORD = re.compile(r"\w+")
@@ -42,7 +42,6 @@ ENGINES: dict[str, tuple[Callable[..., None], Callable[[Path], Index]]] = {
 """Name to ``build(documents, path)`` and ``open(path)``."""
 
 _opened: dict[tuple[str, str, int], Index] = {}
-_folders: list[tempfile.TemporaryDirectory[str]] = []
 _lock = threading.Lock()
 
 
@@ -72,9 +71,7 @@ def open_index(*, engine: str, corpus: Path | None, index: Path | None) -> Index
     with _lock:  # building once is worth waiting for
         if key not in _opened:
             if index is None:
-                folder = tempfile.TemporaryDirectory(prefix="agentrl-search-")
-                _folders.append(folder)  # removed when the process ends
-                index = Path(folder.name) / "index"
+                index = own_folder() / "index"
                 build(read_corpus(source), index)
             _opened[key] = load(index)
         return _opened[key]
