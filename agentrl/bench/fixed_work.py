@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.bench.random_policy import SHAPES, prompt_chars, write_policy
+from agentrl.cli.options import quote
 from agentrl.config.load import load
 from agentrl.config.schema import Config
 from agentrl.errors import ConfigError
@@ -133,4 +134,4 @@ def _literal(value: Any) -> str:
         return "[" + ",".join(map(_literal, value)) + "]"
     if isinstance(value, bool):
         return str(value).lower()
-    return f"'{value}'" if isinstance(value, str) else str(value)
+    return quote(value) if isinstance(value, str) else str(value)

@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,8 +59,13 @@ def json_object(text: str, option: str) -> dict[str, Any]:
 
 def quote(value: str) -> str:
     """Quote a value, so that paths and colons reach a setting as they are."""
-    escaped = value.replace("'", "\\'")
-    return f"'{escaped}'"
+    # Backslashes are plain but before a quote, the closing one too, and before an interpolation.
+    return "'" + re.sub(r"(\\*)('|\$\{|\Z)", _escaped, value) + "'"
+
+
+def _escaped(found: re.Match[str]) -> str:
+    backslashes, special = found.groups()
+    return 2 * backslashes + (f"\\{special}" if special else "")
 
 
 def check_out_file(out: Path) -> None:

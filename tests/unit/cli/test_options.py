@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentrl.bench.fixed_work import FixedWork
+from agentrl.cli.options import quote
+from agentrl.config.load import composed
+
+
+def arrives_as(value: str) -> str:
+    return composed([f"model.path={quote(value)}"]).model.path
+
+
+@pytest.mark.parametrize(
+    "value", ["it's", "a\\b", "a\\", "a\\'b", "a\\\\'", "${x}", "\\${x}", "a,b=c:{d}", " a ", ""]
+)
+def test_a_quoted_value_arrives_as_it_is(value: str) -> None:
+    assert arrives_as(value) == value
+
+
+def test_paths_of_benchmarks_are_quoted_too() -> None:
+    config = FixedWork().config(Path("it's"), Path("run's"))
+    assert (config.model.path, config.trainer.run_dir) == ("it's", "run's")
