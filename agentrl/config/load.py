@@ -69,6 +69,8 @@ def composed(overrides: Sequence[str], *, base: Config | None = None) -> Config:
     """
     try:
         config = _composed(overrides, base)
+    except OmegaConfBaseException as error:  # a text that is half an interpolation
+        raise ConfigError(_explain(error)) from error
     except (ValueError, RecursionError) as error:  # a number of 5000 digits, 500 brackets
         raise ConfigError(f"cannot read the settings: {first_line(error)}") from error
     if base is None:

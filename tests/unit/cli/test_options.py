@@ -7,6 +7,7 @@ import pytest
 from agentrl.bench.fixed_work import FixedWork
 from agentrl.cli.options import quote
 from agentrl.config.load import composed
+from agentrl.errors import ConfigError
 
 
 def arrives_as(value: str) -> str:
@@ -18,6 +19,11 @@ def arrives_as(value: str) -> str:
 )
 def test_a_quoted_value_arrives_as_it_is(value: str) -> None:
     assert arrives_as(value) == value
+
+
+def test_half_an_interpolation_is_refused_in_one_line() -> None:
+    with pytest.raises(ConfigError, match="no viable alternative"):
+        arrives_as("${")
 
 
 def test_paths_of_benchmarks_are_quoted_too() -> None:
