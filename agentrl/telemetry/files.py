@@ -41,13 +41,13 @@ def atomic_write(path: Path, data: bytes | str) -> None:
 def filling(folder: Path, *, last: Collection[str]) -> Iterator[Path]:
     """Yield an empty folder whose files move into ``folder`` at the end.
 
-    Where the block raises, ``folder`` holds what it held before.
+    Where the block raises, ``folder`` holds what it held before, or is not there.
 
     Args:
         folder: made where it is not there.
         last: names of the files that make it what it is, which come after all others.
     """
-    writing = folder / ".writing"
+    writing, is_new = folder / ".writing", not folder.exists()
     shutil.rmtree(writing, ignore_errors=True)  # of a process that was killed
     writing.mkdir(parents=True)
     try:
@@ -56,6 +56,9 @@ def filling(folder: Path, *, last: Collection[str]) -> Iterator[Path]:
             path.replace(folder / path.name)
     finally:
         shutil.rmtree(writing, ignore_errors=True)
+        if is_new:
+            with contextlib.suppress(OSError):  # it holds what was asked for
+                folder.rmdir()
 
 
 def sync_folder(folder: Path) -> None:
