@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from agentrl.errors import ConfigError
+from agentrl.telemetry.files import PARTIAL
 
 
 def overrides_argument(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -83,12 +84,14 @@ def check_out_file(out: Path) -> None:
 def check_out_dir(out: Path) -> None:
     """See that ``out`` is an empty directory, or one that can be created.
 
+    What a killed process left half written does not count: it is begun anew.
+
     Raises:
         ConfigError: it is a file, holds something, or cannot be created or written.
     """
     if os.path.lexists(out) and not out.is_dir():
         raise ConfigError(f"{str(out)!r} is a file; give a directory")
-    if out.exists() and any(out.iterdir()):
+    if out.exists() and any(path.name != PARTIAL for path in out.iterdir()):
         raise ConfigError(f"{str(out)!r} is not empty; give another directory")
     _refuse_long_name(out)
     _check_writable(out, what=repr(str(out)))

@@ -37,6 +37,10 @@ def atomic_write(path: Path, data: bytes | str) -> None:
     sync_folder(path.parent)
 
 
+PARTIAL = ".writing"
+"""Folder in which another one is being filled, or was when its process was killed."""
+
+
 @contextlib.contextmanager
 def filling(folder: Path, *, last: Collection[str]) -> Iterator[Path]:
     """Yield an empty folder whose files move into ``folder`` at the end.
@@ -47,7 +51,7 @@ def filling(folder: Path, *, last: Collection[str]) -> Iterator[Path]:
         folder: made where it is not there.
         last: names of the files that make it what it is, which come after all others.
     """
-    writing, is_new = folder / ".writing", not folder.exists()
+    writing, is_new = folder / PARTIAL, not folder.exists()
     shutil.rmtree(writing, ignore_errors=True)  # of a process that was killed
     writing.mkdir(parents=True)
     try:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.bench.fixed_work import FixedWork
-from agentrl.cli.options import quote
+from agentrl.cli.options import check_out_dir, quote
 from agentrl.config.load import composed
 from agentrl.errors import ConfigError
 
@@ -29,3 +29,11 @@ def test_half_an_interpolation_is_refused_in_one_line() -> None:
 def test_paths_of_benchmarks_are_quoted_too() -> None:
     config = FixedWork().config(Path("it's"), Path("run's"))
     assert (config.model.path, config.trainer.run_dir) == ("it's", "run's")
+
+
+def test_a_directory_in_which_a_process_was_killed_is_taken_again(tmp_path: Path) -> None:
+    (tmp_path / ".writing" / "weights").mkdir(parents=True)
+    check_out_dir(tmp_path)
+    (tmp_path / "config.json").touch()
+    with pytest.raises(ConfigError, match="is not empty"):
+        check_out_dir(tmp_path)

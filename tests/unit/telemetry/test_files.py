@@ -47,14 +47,18 @@ def test_a_folder_is_filled_at_the_end_or_not_at_all(tmp_path: Path) -> None:
     def fill(text: str, *, fails: bool = False) -> None:
         with filling(folder, last=("config.json",)) as writing:
             (writing / "config.json").write_text(text)
-            assert [path.name for path in folder.iterdir()] == [".writing"]
+            assert not (folder / "config.json").exists()
             (writing / "weights").write_text(text)
             if fails:
                 raise OSError("the disk is full")
 
     with pytest.raises(OSError, match="full"):
         fill("first", fails=True)
-    assert list(folder.iterdir()) == []  # so that it can be filled again
+    assert not folder.exists()  # so that it can be filled again
+    folder.mkdir()
+    with pytest.raises(OSError, match="full"):
+        fill("again", fails=True)
+    assert list(folder.iterdir()) == []
     fill("second")
     assert {path.name: path.read_text() for path in folder.iterdir()} == {
         "config.json": "second", "weights": "second",
