@@ -7,11 +7,10 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
+from ray import exceptions as ray_exceptions
 
-ray_exceptions = pytest.importorskip("ray.exceptions")
-
-from agentrl.dist.ray_rollout import RayRolloutHandle  # noqa: E402
-from agentrl.errors import AgentRLError, EngineError, WorkerError  # noqa: E402
+from agentrl.dist.ray_rollout import RayRolloutHandle
+from agentrl.errors import AgentRLError, EngineError, WorkerError
 
 pytestmark = pytest.mark.timeout(60)
 

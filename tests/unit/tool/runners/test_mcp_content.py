@@ -15,11 +15,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import mcp_types as types
 import pytest
 
 from agentrl.tool.runners import mcp_keeper, mcp_session
-
-types: Any = pytest.importorskip("mcp_types")
 
 
 def result(*content: Any, structured: Any = None) -> Any:
