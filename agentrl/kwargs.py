@@ -74,7 +74,7 @@ def _hints(target: Callable[..., Any]) -> dict[str, Any]:
     function = target.__init__ if isinstance(target, type) else target
     try:
         return get_type_hints(function)
-    except Exception:
+    except Exception:  # whatever one annotation raises, the others are looked at alone
         found: dict[str, Any] = {}
         for name, annotation in getattr(function, "__annotations__", {}).items():
             alone = types.SimpleNamespace(__annotations__={name: annotation})

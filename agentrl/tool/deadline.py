@@ -55,7 +55,7 @@ def contained_call(function: Callable[[], T]) -> T:
     """As :func:`contained`, for a plain function."""
     try:
         return function()
-    except Exception:
+    except Exception:  # an ordinary failure, which the caller tells as such
         raise
     except BaseException as error:
         raise RuntimeError(f"raised {error!r}") from error
