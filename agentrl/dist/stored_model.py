@@ -50,8 +50,7 @@ class StoredModel:
         Raises:
             ModelError: it cannot be built in this process.
         """
-        with torch.device("meta"):
-            return self.blueprint.build(device="meta")
+        return self.blueprint.build(device="meta")
 
 
 def store_model(

@@ -12,7 +12,7 @@ import threading
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,10 +130,11 @@ def load_untrained(folder: Path, *, device: str, source: str) -> LoadedModel:
     Raises:
         ModelError: there is no usable configuration or tokenizer.
     """
-    model, tokenizer = _build(folder)
-    return LoadedModel(
-        model=model.to(resolve_device(device)).eval(), tokenizer=tokenizer, source=source
-    )
+    device = resolve_device(device)
+    # Built there: a model that is moved to torch's meta device loses what ties its weights.
+    with torch.device("meta") if device == "meta" else nullcontext():
+        model, tokenizer = _build(folder)
+    return LoadedModel(model=model.to(device).eval(), tokenizer=tokenizer, source=source)
 
 
 def _build(folder: Path) -> tuple[Any, Any]:

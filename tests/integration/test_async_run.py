@@ -250,6 +250,16 @@ def test_a_rollout_worker_that_is_killed_costs_no_task(tmp_path: Path, cluster: 
     assert assert_within(tmp_path / "run", 1) == 1
 
 
+def test_vllm_in_a_pool_of_its_own_samples_ahead_of_training(tmp_path: Path, cluster: str) -> None:
+    how = ["cluster=ray", "rollout=vllm", "rollout.max_staleness=1", "rollout.window=3"]
+    lines = train(tmp_path / "run", *SMALL, *DECOUPLED, *how)
+    assert len(lines) == NUM_STEPS
+    assert set(trained_tasks(tmp_path / "run").values()) == {2}
+    assert assert_within(tmp_path / "run", 1) == 1
+    assert lines[0]["mismatch/logprob_abs_max"] < 1e-4, "sampled from other weights"
+    assert all(line["weight_sync/checksum_ok"] == 1.0 for line in lines)
+
+
 # ---------------------------------------------------------------- learning, in two pools
 
 
