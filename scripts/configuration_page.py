@@ -47,14 +47,12 @@ ENGINES = {
     "openai": OpenAIEngineConfig,
 }
 KWARGS = "rollout.engine.kwargs."
-# Set by the run alone: see weight_sync.bucket_mb.
-REFUSED = {f"{KWARGS}bucket_mb"}
+# Set by the run alone: weight_sync.bucket_mb, rollout.tensor_parallel and so on.
+REFUSED = {f"{KWARGS}{name}" for name in ("bucket_mb", "tensor_parallel", "gpu_memory_fraction")}
 # What an engine has from other settings, unless its own say otherwise.
 OF_THE_RUN = {
     f"{KWARGS}max_context": "`rollout.max_context_tokens`",
     f"{KWARGS}deterministic": "`trainer.deterministic`",
-    f"{KWARGS}tensor_parallel": "`rollout.tensor_parallel`",
-    f"{KWARGS}gpu_memory_fraction": "`rollout.gpu_memory_fraction` / `rollout.replicas_per_gpu`",
     f"{KWARGS}sleep": "as `rollout.sleep_level` wants",
 }
 

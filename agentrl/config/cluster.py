@@ -110,7 +110,7 @@ def cluster_problems(config: Config) -> Iterator[str]:
     if not 1 <= config.rollout.workers <= _MAX_WORKERS:
         yield f"rollout.workers={config.rollout.workers}: must be between 1 and {_MAX_WORKERS}"
     port, last = config.rollout.serving.metrics_port, 65536 - config.rollout.workers
-    if last < port <= 65535:
+    if 0 <= last < port <= 65535:
         yield (
             f"rollout.serving.metrics_port={port} with rollout.workers={config.rollout.workers}: "
             f"each takes the next port; use at most {last}"

@@ -13,6 +13,7 @@ from agentrl.rollout.engines.config import (
     SGLangEngineConfig,
     VLLMEngineConfig,
 )
+from agentrl.rollout.engines.setting_checks import KWARGS, setting_problems
 
 if TYPE_CHECKING:
     from agentrl.config.schema import Config
@@ -28,7 +29,12 @@ _NOT_SPLIT = {
     "openai": "how its server is run is decided there",
 }
 _MAX_SLEEP_LEVEL = 2
-_KWARGS = "rollout.engine.kwargs"
+_OF_THE_RUN = {
+    "bucket_mb": "weight_sync.bucket_mb",
+    "tensor_parallel": "rollout.tensor_parallel",
+    "gpu_memory_fraction": "rollout.gpu_memory_fraction",
+}
+"""What engines are told by the run, which plans memory and places processes by it."""
 
 
 def rollout_engine_problems(config: Config) -> Iterable[str]:
@@ -57,20 +63,30 @@ def rollout_engine_problems(config: Config) -> Iterable[str]:
             f"rollout.replicas_per_gpu={rollout.replicas_per_gpu} with rollout=hf: it has one, "
             "which works at many requests at once; leave it at 1, or sample with rollout=vllm"
         )
-    yield from _kwargs_problems(kind, rollout.engine.kwargs)
+    yield from _kwargs_problems(config)
 
 
-def _kwargs_problems(kind: str, kwargs: dict[str, object]) -> Iterable[str]:
+def _kwargs_problems(config: Config) -> Iterable[str]:
+    kind, kwargs = config.rollout.engine.id, config.rollout.engine.kwargs
+    max_context, deterministic = config.rollout.max_context_tokens, config.trainer.deterministic
     settings = _SETTINGS.get(kind)
     if settings is None:  # another package's engine checks its own
         return
-    if "bucket_mb" in kwargs:
-        yield (
-            f"{_KWARGS}.bucket_mb={kwargs['bucket_mb']}: one size holds for all ways of weights; "
-            "set weight_sync.bucket_mb"
-        )
-        return
     try:
-        check_kwargs(settings, kwargs, key=_KWARGS)
+        check_kwargs(settings, kwargs, key=KWARGS)
+        given = {} if kind == "openai" else {"deterministic": deterministic}
+        found = settings(**(given | kwargs))
     except ConfigError as error:
         yield str(error)
+        return
+    for name, key in _OF_THE_RUN.items():
+        if name in kwargs:
+            yield f"{KWARGS}.{name}={kwargs[name]}: the run says so to its engines; set {key}"
+            return
+    yield from setting_problems(found)
+    if 1 <= kwargs.get("max_context", max_context) < max_context:
+        yield (
+            f"{KWARGS}.max_context={kwargs['max_context']} with "
+            f"rollout.max_context_tokens={max_context}: the engine would refuse what an episode "
+            "may ask for; lower rollout.max_context_tokens instead, and leave max_context out"
+        )

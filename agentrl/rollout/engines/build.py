@@ -50,7 +50,7 @@ def hf_settings(setup: EngineSetup) -> HFEngineConfig:
     """Return the settings of the ``hf`` engine of a run.
 
     Raises:
-        ConfigError: a keyword argument that it does not take.
+        ConfigError: a keyword argument that it does not take, or a setting that cannot work.
     """
     return setup.settings(
         HFEngineConfig,
@@ -63,8 +63,7 @@ def build_hf(setup: EngineSetup) -> RolloutEngine:
     """Return an :class:`~agentrl.rollout.engines.hf.HFEngine` that owns the model.
 
     Raises:
-        ConfigError: a keyword argument that it does not take.
-        EngineError: a setting that cannot work.
+        ConfigError: a keyword argument that it does not take, or a setting that cannot work.
     """
     from agentrl.rollout.engines.hf import HFEngine
 
@@ -77,8 +76,7 @@ def build_vllm(setup: EngineSetup) -> RolloutEngine:
 
     Raises:
         ConfigError: vLLM is missing or of another version; a keyword argument that it does not
-            take.
-        EngineError: a setting that cannot work.
+            take, or a setting that cannot work.
     """
     from agentrl.rollout.engines.vllm import VLLMEngine
 

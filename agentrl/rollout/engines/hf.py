@@ -37,7 +37,6 @@ import torch
 
 from agentrl.errors import AgentRLError, EngineError, EngineLost
 from agentrl.rollout.engines.config import HFEngineConfig
-from agentrl.rollout.engines.hf_checks import check_config, check_request
 from agentrl.rollout.engines.hf_decoder import StaticDecoder
 from agentrl.rollout.engines.hf_fallback import TransformersRunner
 from agentrl.rollout.engines.hf_runner import Runner
@@ -45,6 +44,8 @@ from agentrl.rollout.engines.hf_scheduler import Job, Outcome, Scheduler, Schedu
 from agentrl.rollout.engines.hf_sessions import SessionTable
 from agentrl.rollout.engines.hf_shapes import ShapePlan, candidates, probe
 from agentrl.rollout.engines.hf_weights import refusal
+from agentrl.rollout.engines.request_checks import check_request
+from agentrl.rollout.engines.setting_checks import check_settings
 from agentrl.types import GenerateRequest, Generation
 from agentrl.weights.checksum import checksums
 from agentrl.weights.served import ServedWeights, WeightSpec
@@ -63,14 +64,14 @@ class HFEngine:
         policy_version: version of the model's weights.
 
     Raises:
-        EngineError: a setting that cannot work.
+        ConfigError: a setting that cannot work.
     """
 
     def __init__(
         self, model: Any, config: HFEngineConfig | None = None, *, policy_version: int = 0
     ) -> None:
         self.config = config or HFEngineConfig()
-        check_config(self.config)
+        check_settings(self.config)
         self.policy_version = policy_version
         self._model = model
         self._runner: Runner | None = None

@@ -11,6 +11,7 @@ import json
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from agentrl.errors import ConfigError, EngineError
 from agentrl.headers import why_no_header
@@ -19,9 +20,12 @@ from agentrl.references import without_values
 if TYPE_CHECKING:
     import httpx
 
+_MAX_ANSWER_BYTES = 256 << 20
+"""Of one answer: a million tokens with their log-probabilities take a fifth of it."""
+
 
 class Unreachable(EngineError):
-    """No connection, or one that ended before the answer."""
+    """No connection, or one that ended before the answer, or what is no answer of HTTP."""
 
 
 class NoAnswer(EngineError):
@@ -37,12 +41,15 @@ class Reply:
     """Parsed JSON, or text that is none."""
     retry_after_s: float = 0.0
     """What the server asked for."""
+    leads_to: str = ""
+    """Where a redirection would go; none is followed."""
 
     @property
     def text(self) -> str:
         """What to show of it."""
         shown = self.body if isinstance(self.body, str) else json.dumps(self.body)
-        return f"status {self.status}: {shown[:500]}"
+        leads = f" (leads to {self.leads_to[:200]}: write that as base_url)"
+        return f"status {self.status}{leads if self.leads_to else ''}: {shown[:500]}"
 
 
 class JsonClient:
@@ -58,8 +65,8 @@ class JsonClient:
     """
 
     def __init__(self, base_url: str, *, api_key_env: str | None, max_connections: int) -> None:
-        if not base_url.startswith(("http://", "https://")):
-            raise ConfigError(f"base_url={base_url!r}: write http://host:port")
+        if reason := why_no_url(base_url):
+            raise ConfigError(f"base_url {reason}: write http://host:port")
         self.base_url = base_url.rstrip("/")
         self._headers = auth_headers(api_key_env)
         self._secrets = [] if api_key_env is None else [api_key_env]
@@ -82,26 +89,28 @@ class JsonClient:
             NoAnswer: the answer did not come within ``timeout_s``.
         """
         import httpx
+        from aiohttp import ClientError  # what its transport does not translate, such as nonsense
 
         url, scope = f"{self.base_url}{path}", asyncio.timeout(timeout_s)
         try:
-            async with scope:
-                response = await self._connected().request(method, url, json=body)
-        except (httpx.HTTPError, OSError) as error:
+            async with scope, self._connected().stream(method, url, json=body) as response:
+                content = await _content(response)
+        except (httpx.HTTPError, OSError, ClientError) as error:
             if scope.expired():
                 raise NoAnswer(f"{url} did not answer within {timeout_s:g} s") from None
             # The transport calls a connection that was dropped a time-out; there is none but ours.
             raise Unreachable(
-                f"{url} cannot be reached: {type(error).__name__}: {error}"
+                f"{url} cannot be reached: {type(error).__name__}: {str(error)[:300]}"
             ) from error
-        text = without_values(response.text, self._secrets)  # what it says may be kept
+        text = without_values(content.decode(errors="replace"), self._secrets)  # it may be kept
         try:
             found = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             found = text
         wanted = response.headers.get("retry-after", "")
         wait_s = float(wanted) if wanted.isdecimal() else 0.0
-        return Reply(response.status_code, found, wait_s)
+        leads_to = response.headers.get("location", "") if response.is_redirect else ""
+        return Reply(response.status_code, found, wait_s, leads_to)
 
     async def close(self) -> None:
         """Close the connections. Idempotent."""
@@ -122,6 +131,43 @@ class JsonClient:
                 ),
             )
         return self._client
+
+
+async def _content(response: httpx.Response) -> bytes:
+    """Return an answer's bytes, unpacked.
+
+    Raises:
+        OSError: there is no end of them.
+    """
+    content = bytearray()
+    async for part in response.aiter_bytes():
+        content += part
+        if len(content) > _MAX_ANSWER_BYTES:
+            raise OSError(f"an answer of more than {_MAX_ANSWER_BYTES} bytes")
+    return bytes(content)
+
+
+def why_no_url(url: str) -> str | None:
+    """Return why requests cannot be sent below a URL, without what may be secret; None: they can.
+
+    Args:
+        url: of a server, as far as paths may be appended to it.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+        host.encode("idna")
+    except (ValueError, UnicodeError):
+        return f"{url!r} has no host and port" if "@" not in url else "has no host and port"
+    if "@" in parts.netloc:
+        return "holds a name or a key; leave them out, and name the key's variable in api_key_env"
+    if parts.query or parts.fragment or "?" in url or "#" in url:
+        return "goes on after the path, with '?' or '#'"
+    if parts.scheme not in ("http", "https") or not host or port == 0:
+        return f"is {url!r}"
+    if not url.isprintable() or " " in url or "\\" in url:
+        return f"{url!r} holds blanks or control characters"
+    return None
 
 
 def auth_headers(api_key_env: str | None) -> dict[str, str]:

@@ -11,20 +11,22 @@ There are no weights to update: a run that trains is refused when it first tries
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from agentrl.errors import ConfigError, EngineError, EngineLost
+from agentrl.rollout.engines.answers import check_length, read_ids, read_logprobs
 from agentrl.rollout.engines.config import OpenAIEngineConfig
-from agentrl.rollout.engines.hf_checks import check_request
 from agentrl.rollout.engines.http import JsonClient, NoAnswer, Reply, Unreachable
+from agentrl.rollout.engines.request_checks import check_request
+from agentrl.rollout.engines.setting_checks import check_settings
 from agentrl.types import GenerateRequest, Generation, StopReason
 from agentrl.weights.served import ServedWeights, WeightSpec
 
 _ANY_VOCABULARY = 1 << 31
 _MAX_PAUSE_S = 30.0
+_MAX_DOUBLINGS = 64
 
 
 class OpenAIEngine:
@@ -40,7 +42,7 @@ class OpenAIEngine:
 
     def __init__(self, config: OpenAIEngineConfig | None = None, *, seed: int = 0) -> None:
         self.config = config or OpenAIEngineConfig()
-        _check_config(self.config)
+        check_settings(self.config)
         self.policy_version = 0
         self._client = JsonClient(
             self.config.base_url,
@@ -80,14 +82,15 @@ class OpenAIEngine:
 
     async def _only_model(self) -> str:
         reply = await self._ask("GET", "/models")
-        body = reply.body if isinstance(reply.body, dict) else {}
-        names = [item.get("id") for item in body.get("data", ()) if isinstance(item, dict)]
-        if len(names) != 1:
+        data = reply.body.get("data") if isinstance(reply.body, dict) else None
+        items = data if isinstance(data, list) else []
+        names = [item.get("id") for item in items if isinstance(item, dict)]
+        if len(names) != 1 or not isinstance(names[0], str):
             raise ConfigError(
                 f"the server at {self.config.base_url} serves {len(names)} models {names[:5]}; "
                 "name one with rollout.engine.kwargs.model"
             )
-        return str(names[0])
+        return names[0]
 
     async def check_health(self) -> None:
         """Ask for the list of models.
@@ -190,7 +193,8 @@ class OpenAIEngine:
                     raise failure
                 wait_s = reply.retry_after_s
             if attempt < self.config.max_retries:
-                pause_s = self.config.retry_pause_s * 2**attempt * (0.5 + self._random.random())
+                doubled = 2.0 ** min(attempt, _MAX_DOUBLINGS)
+                pause_s = self.config.retry_pause_s * doubled * (0.5 + self._random.random())
                 await asyncio.sleep(min(max(pause_s, wait_s), _MAX_PAUSE_S))
         raise EngineError(f"{failure} ({self.config.max_retries + 1} attempts)") from failure
 
@@ -221,17 +225,6 @@ class OpenAIEngine:
         """Do nothing."""
 
 
-def _check_config(config: OpenAIEngineConfig) -> None:
-    for name in ("max_context", "max_connections"):
-        if getattr(config, name) < 1:
-            raise ConfigError(f"rollout {name}={getattr(config, name)}: must be at least 1")
-    if config.max_retries < 0 or not config.timeout_s > 0 or not config.retry_pause_s >= 0:
-        raise ConfigError(
-            f"rollout max_retries={config.max_retries}, timeout_s={config.timeout_s}, "
-            f"retry_pause_s={config.retry_pause_s}: at least 0, above 0, at least 0"
-        )
-
-
 def _choice(reply: Reply, where: str) -> dict[str, Any]:
     try:
         choice = reply.body["choices"][0]
@@ -243,23 +236,22 @@ def _choice(reply: Reply, where: str) -> dict[str, Any]:
 
 
 def _logprobs(choice: dict[str, Any], ids: Sequence[int], where: str) -> list[float]:
-    found = (choice.get("logprobs") or {}).get("token_logprobs")
+    given = choice.get("logprobs")
+    found = given.get("token_logprobs") if isinstance(given, dict) else None
     if not isinstance(found, list) or len(found) != len(ids):
         count = len(found) if isinstance(found, list) else "no"
         raise EngineError(
             f"the server at {where} answered {len(ids)} tokens with {count} log-probabilities; "
             "none are made up: serve the model with vLLM"
         )
-    values = [math.nan if value is None else float(value) for value in found]
-    if not all(map(math.isfinite, values)):
-        raise EngineError(f"the server at {where} answered log-probabilities that are not finite")
-    return values
+    return read_logprobs(found, where=where)
 
 
 def _generation(choice: dict[str, Any], request: GenerateRequest, where: str) -> Generation:
-    ids = [int(token) for token in choice.get("token_ids") or ()]
+    ids = read_ids(choice.get("token_ids"), vocab_size=_ANY_VOCABULARY, where=where)
     if not ids:
         raise EngineError(f"the server at {where} answered no token ids")
+    check_length(ids, request.sampling, where=where)
     stops = request.sampling.stop_token_ids
     reason = StopReason.STOP if ids[-1] in stops else StopReason.LENGTH
     if reason is StopReason.LENGTH and len(ids) < request.sampling.max_tokens:

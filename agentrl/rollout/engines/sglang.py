@@ -28,12 +28,14 @@ from typing import Any
 import torch
 
 from agentrl.errors import ConfigError, EngineError, EngineLost
+from agentrl.rollout.engines.answers import check_length
 from agentrl.rollout.engines.config import SGLangEngineConfig
-from agentrl.rollout.engines.hf_checks import check_request
 from agentrl.rollout.engines.http import JsonClient, NoAnswer, Reply, Unreachable
+from agentrl.rollout.engines.request_checks import check_request
+from agentrl.rollout.engines.setting_checks import check_settings
 from agentrl.rollout.engines.sglang_api import (
     OpenTurn,
-    check_settings,
+    flush_until_nothing_runs,
     how_ended,
     read_answer,
     sampling_body,
@@ -226,7 +228,8 @@ class SGLangEngine:
             "stream": False,
         }
         reply = await self._post("/generate", body, timeout_s=self.config.request_timeout_s)
-        ids, logprobs, meta = read_answer(reply, self._client.base_url)
+        where = self._client.base_url
+        ids, logprobs, meta = read_answer(reply, vocab_size=self._vocab_size, where=where)
         served = meta.get("weight_version")
         if self._weight_version not in (None, served):
             raise EngineError(
@@ -236,7 +239,8 @@ class SGLangEngine:
             turn.num_cached_tokens = meta.get("cached_tokens")
         turn.ids += ids
         turn.logprobs += logprobs
-        return how_ended(turn, meta["finish_reason"], sampling)
+        check_length(turn.ids, sampling, where=where)
+        return how_ended(turn, meta["finish_reason"], sampling, num_new=len(ids))
 
     async def end_session(self, session_id: str) -> None:
         """Abort a request of the session; its prefix leaves the cache by age."""
@@ -402,16 +406,7 @@ class SGLangEngine:
         try:
             async with asyncio.timeout(limit_s):
                 await self._no_turns.wait()
-                while True:
-                    # Refused while anything runs or waits there, as a request may that was
-                    # cancelled here: the server waits for it so long before it says so. An abort
-                    # may have overtaken it, so that it has to be told again.
-                    reply = await self._client.post(
-                        f"/flush_cache?timeout={_ABORT_AGAIN_S}", timeout_s=limit_s
-                    )
-                    if reply.status == 200:
-                        return
-                    await self._post("/abort_request", {"rid": "", "abort_all": True})
+                await flush_until_nothing_runs(self._client, timeout_s=limit_s)
         except (TimeoutError, NoAnswer):
             raise EngineError(
                 f"{len(self._turns)} requests, and what the SGLang server has of others, are "

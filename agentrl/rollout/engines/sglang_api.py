@@ -1,15 +1,20 @@
-"""What the SGLang engine is set to, what goes to ``/generate``, and what comes back."""
+"""What goes to SGLang's ``/generate`` and what comes back, and how it is left with nothing."""
 
 from __future__ import annotations
 
-import math
+import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl.errors import ConfigError, EngineError
-from agentrl.rollout.engines.config import SGLangEngineConfig
-from agentrl.rollout.engines.http import Reply
+from agentrl.errors import EngineError
+from agentrl.rollout.engines.answers import read_ids, read_logprobs
+from agentrl.rollout.engines.http import JsonClient, Reply
 from agentrl.types import SamplingParams, StopReason
+
+_SOMETHING_RUNS = 400
+"""Status of a cache that cannot be flushed now."""
+_FLUSH_WAIT_S = 1.0
+_LOOK_AGAIN_S = 0.05
 
 
 @dataclass(slots=True, eq=False)
@@ -40,40 +45,51 @@ def sampling_body(sampling: SamplingParams, max_tokens: int) -> dict[str, Any]:
     }
 
 
-def read_answer(reply: Reply, where: str) -> tuple[list[int], list[float], dict[str, Any]]:
+def read_answer(
+    reply: Reply, *, vocab_size: int, where: str
+) -> tuple[list[int], list[float], dict[str, Any]]:
     """Return ids, log-probabilities and the rest of an answer.
 
     Raises:
-        EngineError: they do not belong together.
+        EngineError: they do not belong together, or are no such thing.
     """
     try:
-        ids = [int(token) for token in reply.body["output_ids"]]
-        meta = reply.body["meta_info"]
-        pairs = [(value, int(token)) for value, token, *_ in meta["output_token_logprobs"]]
-        aborted = meta["finish_reason"]["type"] == "abort"
+        found, meta = reply.body["output_ids"], reply.body["meta_info"]
+        pairs = [(value, token) for value, token, *_ in meta["output_token_logprobs"]]
+        kind = meta["finish_reason"]["type"]
     except (LookupError, TypeError, ValueError) as error:
         raise EngineError(f"{where}: an answer of another form: {reply.text}") from error
-    if aborted:  # between two steps one of them may be a token ahead
+    if not isinstance(kind, str):
+        raise EngineError(f"{where}: an answer of another form: {reply.text}")
+    cached = meta.get("cached_tokens")
+    if cached is not None and not (type(cached) is int and cached >= 0):
+        raise EngineError(f"{where}: cached_tokens={cached!r} is no number of tokens")
+    ids = read_ids(found, vocab_size=vocab_size, where=where)
+    if kind == "abort":  # between two steps one of them may be a token ahead
         ids, pairs = ids[: len(pairs)], pairs[: len(ids)]
     if [token for _, token in pairs] != ids:
         raise EngineError(f"{where}: log-probabilities of other tokens than were returned")
-    logprobs = [math.nan if value is None else float(value) for value, _ in pairs]
-    if not all(map(math.isfinite, logprobs)):
-        raise EngineError(f"{where}: log-probabilities that are not finite")
-    return ids, logprobs, meta
+    return ids, read_logprobs([value for value, _ in pairs], where=where), meta
 
 
 def how_ended(
-    turn: OpenTurn, finish: dict[str, Any], sampling: SamplingParams
+    turn: OpenTurn, finish: dict[str, Any], sampling: SamplingParams, *, num_new: int
 ) -> StopReason | None:
-    """Return how a turn ended; None where the server stopped for a token that nobody asked for."""
+    """Return how a turn ended; None where the server stopped for a token that nobody asked for.
+
+    Args:
+        num_new: tokens of the turn that came with this answer; without one nothing is gone on with.
+
+    Raises:
+        EngineError: it ended before its end.
+    """
     if turn.ids and turn.ids[-1] in sampling.stop_token_ids:
         return StopReason.STOP
     if len(turn.ids) >= sampling.max_tokens:
         return StopReason.LENGTH
     if finish["type"] == "abort" or turn.aborted:
         return StopReason.ABORT
-    if finish["type"] == "stop" and isinstance(finish.get("matched"), int):
+    if num_new and finish["type"] == "stop" and isinstance(finish.get("matched"), int):
         return None
     raise EngineError(
         f"session {turn.session_id!r}: SGLang ended the turn after {len(turn.ids)} of "
@@ -81,18 +97,28 @@ def how_ended(
     )
 
 
-def check_settings(config: SGLangEngineConfig) -> None:
-    """Refuse settings that cannot work.
+async def flush_until_nothing_runs(client: JsonClient, *, timeout_s: float) -> None:
+    """Abort whatever the server has left, until it can flush its cache.
+
+    It refuses to while anything runs or waits there, as a request may that was cancelled here, and
+    waits for that before it says so. An abort may have overtaken it, so it has to be told again.
+
+    Args:
+        timeout_s: for each answer.
 
     Raises:
-        ConfigError: names the setting.
+        EngineError: the server cannot do it.
+        NoAnswer: within the time.
+        Unreachable: the server is gone.
     """
-    for name in ("max_context", "max_connections", "bucket_mb", "tensor_parallel"):
-        if getattr(config, name) < 1:
-            raise ConfigError(f"rollout {name}={getattr(config, name)}: must be at least 1")
-    if config.verify_tensors < 0:
-        raise ConfigError(f"rollout verify_tensors={config.verify_tensors}: must be at least 0")
-    if config.command and "{port}" not in " ".join(config.command):
-        raise ConfigError(
-            f"rollout command={config.command}: it must say where to listen, with '{{port}}'"
-        )
+    while True:
+        path = f"/flush_cache?timeout={_FLUSH_WAIT_S}"
+        reply = await client.post(path, timeout_s=timeout_s)
+        if reply.status == 200:
+            return
+        if reply.status == _SOMETHING_RUNS:
+            path = "/abort_request"
+            reply = await client.post(path, {"rid": "", "abort_all": True}, timeout_s=timeout_s)
+        if reply.status != 200:
+            raise EngineError(f"{client.base_url}{path}: {reply.text}")
+        await asyncio.sleep(_LOOK_AGAIN_S)  # there are servers that answer without having waited

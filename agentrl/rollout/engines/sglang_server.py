@@ -121,7 +121,7 @@ async def wait_until_ready(
 
     Raises:
         EngineLost: its process ended meanwhile.
-        EngineError: it did not answer within ``timeout_s``.
+        EngineError: it did not answer within ``timeout_s``, or lets nobody in.
     """
     failure, told = "nothing was asked", False
     try:
@@ -133,7 +133,9 @@ async def wait_until_ready(
                     reply = await client.get("/server_info", timeout_s=timeout_s)
                     if reply.status == 200 and isinstance(reply.body, dict):
                         return reply.body
-                    failure = reply.text
+                    failure = f"{client.base_url}/server_info: {reply.text}"
+                    if reply.status in (401, 403) or reply.leads_to:
+                        raise EngineError(failure)  # nothing that waiting would change
                 except (Unreachable, NoAnswer) as error:
                     failure = str(error)
                 if process is None and not told:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
 
+import numpy as np
 import torch
 import torch.multiprocessing
 from torch import Tensor
@@ -158,8 +159,13 @@ class TensorHandover:
         if reply.status != 200 or not isinstance(reply.body, list):
             return None
         rows = reply.body
-        flat = itertools.chain.from_iterable(rows) if rows and isinstance(rows[0], list) else rows
-        return [float(value) for value in flat]
+        try:
+            flat = np.asarray(rows, dtype=np.float64).reshape(-1)
+        except (TypeError, ValueError) as error:
+            raise EngineError(
+                f"{self._client.base_url}: {name!r} was read back in another form: {reply.text}"
+            ) from error
+        return flat.tolist()
 
 
 def packed(bucket: PlannedBucket, tensors: Sequence[Tensor], device: str) -> Tensor:

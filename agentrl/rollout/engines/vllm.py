@@ -31,12 +31,12 @@ import torch
 
 from agentrl.errors import EngineError, EngineLost
 from agentrl.rollout.engines.config import VLLMEngineConfig
+from agentrl.rollout.engines.setting_checks import check_settings
 from agentrl.rollout.engines.vllm_installed import find_vllm
 from agentrl.rollout.engines.vllm_process import EngineProcess
 from agentrl.rollout.engines.vllm_requests import Requests, check_turn
 from agentrl.rollout.engines.vllm_setup import (
     ModelPlan,
-    check_engine_config,
     child_environment,
     make_setup,
     turn_to_start,
@@ -62,13 +62,12 @@ class VLLMEngine:
         config: settings.
 
     Raises:
-        ConfigError: vLLM is missing, or its version outside the range.
-        EngineError: a setting that cannot work.
+        ConfigError: vLLM is missing, its version outside the range, or a setting cannot work.
     """
 
     def __init__(self, model: Any, config: VLLMEngineConfig | None = None) -> None:
         self.config = config or VLLMEngineConfig()
-        check_engine_config(self.config)
+        check_settings(self.config)
         self._installed = find_vllm()
         self._plan = ModelPlan(model)
         self.policy_version = NO_WEIGHTS

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from agentrl.errors import EngineError
-from agentrl.rollout.engines.hf_checks import check_request
+from agentrl.rollout.engines.request_checks import check_request
 from agentrl.rollout.engines.vllm_process import EngineProcess
 from agentrl.rollout.engines.vllm_wire import Abort, Add, Refused, Turn
 from agentrl.types import GenerateRequest, Generation, SamplingParams, StopReason

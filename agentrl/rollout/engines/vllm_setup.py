@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from agentrl.errors import EngineError
 from agentrl.rollout.engines.config import VLLMEngineConfig
 from agentrl.rollout.engines.vllm_installed import InstalledVLLM
 from agentrl.rollout.engines.vllm_wire import Setup
@@ -44,29 +43,6 @@ class ModelPlan:
         """Write a config.json that vLLM can start from."""
         self.config.dtype = dtype
         self.config.save_pretrained(directory)
-
-
-def check_engine_config(config: VLLMEngineConfig) -> None:
-    """Refuse settings that cannot work.
-
-    Raises:
-        EngineError: names the setting.
-    """
-    for name in ("max_context", "max_num_seqs", "tensor_parallel", "bucket_mb", "cpu_cache_mb"):
-        if getattr(config, name) < 1:
-            raise EngineError(f"rollout {name}={getattr(config, name)}: it must be at least 1")
-    if not 0.0 < config.gpu_memory_fraction <= 1.0:
-        raise EngineError(
-            f"rollout gpu_memory_fraction={config.gpu_memory_fraction}: it must be above 0 and at "
-            "most 1"
-        )
-    if config.lora_rank < 0 or config.lora_rank > _LORA_RANKS[-1]:
-        raise EngineError(f"rollout lora_rank={config.lora_rank}: 0 to {_LORA_RANKS[-1]}")
-    if config.deterministic and config.dtype not in (None, "float32"):
-        raise EngineError(
-            f"rollout dtype={config.dtype!r} with deterministic=True: that mode computes in "
-            "float32; leave dtype out, or set deterministic=False"
-        )
 
 
 def served_dtype(config: VLLMEngineConfig) -> str:
@@ -136,6 +112,7 @@ def child_environment(config: VLLMEngineConfig, installed: InstalledVLLM) -> dic
     if installed.is_cpu:
         env.setdefault("TORCH_COMPILE_DISABLE", "1")  # a first request in 1 s instead of a minute
         env.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # replicas share the cores
+        env.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # and threads that spin would hold them
     return env
 
 

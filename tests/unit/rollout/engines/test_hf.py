@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl.errors import EngineError, EngineLost
+from agentrl.errors import ConfigError, EngineError, EngineLost
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.engines.config import HFEngineConfig
 from agentrl.rollout.engines.hf import HFEngine
@@ -378,7 +378,7 @@ def test_an_update_that_cannot_drain_fails_at_its_deadline() -> None:
         assert (await task).policy_version == [3] * 120
         assert engine.policy_version == 3
 
-    with_engine(body, drain_timeout_s=0.0)
+    with_engine(body, drain_timeout_s=0.001)
 
 
 # ------------------------------------------------------------------ life
@@ -516,8 +516,14 @@ def test_logits_that_are_not_finite_fail_their_request_only() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"num_slots": 0}, {"num_threads": 0}, {"max_context": 0}, {"dtype": "floaty"}],
+    [
+        {"num_slots": 0},
+        {"num_threads": 0},
+        {"max_context": 0},
+        {"dtype": "floaty"},
+        {"drain_timeout_s": 0.0},
+    ],
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(EngineError, match=f"{next(iter(settings))}="):
+    with pytest.raises(ConfigError, match=f"{next(iter(settings))}="):
         HFEngine(build(), HFEngineConfig(**settings))

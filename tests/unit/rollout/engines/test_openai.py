@@ -101,7 +101,24 @@ def test_ids_go_in_and_come_out() -> None:
         ({"logprobs": {"token_logprobs": [-1.0] * 2}}, "3 tokens with 2 log-probabilities"),
         ({"logprobs": None}, "with no log-probabilities"),
         ({"logprobs": {"token_logprobs": [-1.0, None, -1.0]}}, "not finite"),
+        ({"logprobs": {"token_logprobs": [-1.0, "x", -1.0]}}, "no numbers"),
+        ({"logprobs": {"token_logprobs": [-1.0, True, -1.0]}}, "no numbers"),
+        ({"logprobs": {"token_logprobs": [-1.0, 10**400, -1.0]}}, "not finite"),
+        ({"logprobs": {"token_logprobs": [-1.0, 0.5, -1.0]}}, "probability above 1"),
+        ({"logprobs": [-1.0] * 3}, "with no log-probabilities"),
         ({"token_ids": []}, "no token ids"),
+        ({"token_ids": "abc"}, "no token ids"),
+        ({"token_ids": [1.5, 2, 3]}, "whole numbers"),
+        ({"token_ids": ["40", "41", "42"]}, "whole numbers"),
+        ({"token_ids": [True, 1, 2]}, "whole numbers"),
+        ({"token_ids": [-1, 2, 3]}, "whole numbers from 0"),
+        ({"token_ids": [2**31, 2, 3]}, "whole numbers from 0"),
+        ({"token_ids": [float("inf"), 2, 3]}, "whole numbers"),
+        (
+            {"token_ids": [1, 2, 3, 4], "logprobs": {"token_logprobs": [-1.0] * 4}},
+            "4 tokens where 3 were asked for",
+        ),
+        ({"token_ids": [7, 2, 3]}, "went on after stop token 7"),
         (
             {"token_ids": [40], "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": "stop"},
             "ended after 1 of 3 tokens with finish_reason='stop'",
@@ -122,6 +139,29 @@ def test_a_server_that_answers_in_text_alone_is_refused_at_start() -> None:
 
     with pytest.raises(ConfigError, match="text without token ids.*rollout=sglang"):
         with_server(body, prepare=lambda server: setattr(server, "choice", {"token_ids": None}))
+
+
+@pytest.mark.parametrize("models", [None, 3, "tiny", {}, [None], [{}], [{"id": 3}]])
+def test_a_list_of_models_that_is_none_is_refused_at_start(models: Any) -> None:
+    async def body(engine: OpenAIEngine, server: Server) -> None: ...
+
+    async def listed(body: Any, query: Mapping[str, str]) -> Answer:
+        return 200, {"data": models}
+
+    def prepare(server: Server) -> None:
+        server.http = JsonServer({"GET /v1/models": listed, "POST /v1/completions": server._one})
+
+    with pytest.raises(ConfigError, match="name one with rollout.engine.kwargs.model"):
+        with_server(body, prepare=prepare)
+
+
+def test_pauses_do_not_grow_beyond_numbers() -> None:
+    async def body(engine: OpenAIEngine, server: Server) -> None:
+        engine.config.retry_pause_s = 0.0
+        server.failures = [(503, "busy")] * 1100
+        assert (await engine.generate(ask())).ids == [40, 41, 42]
+
+    with_server(body, max_retries=1200)
 
 
 def test_failures_of_the_server_are_tried_again_and_refusals_are_not() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +241,99 @@ def test_what_the_server_refuses_is_refused_with_its_words() -> None:
             await engine.generate(ask(max_tokens=100))
 
     with_server(body, server={"context_length": 20})
+
+
+def answered(*ids: Any, logprobs: Any = None, **meta: Any) -> dict[str, Any]:
+    """Return an answer of ``/generate``, as a server that says anything at all would give it."""
+    values = [-0.5] * len(ids) if logprobs is None else logprobs
+    pairs = [[value, token, None] for value, token in zip(values, ids, strict=True)]
+    given = {"finish_reason": {"type": "length"}, "output_token_logprobs": pairs}
+    return {"output_ids": list(ids), "meta_info": given | meta}
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (None, "another form"),
+        ([], "another form"),
+        ({"output_ids": [1, 2, 3]}, "another form"),
+        (answered(1, 2, 3) | {"meta_info": []}, "another form"),
+        (answered(1, 2, 3, output_token_logprobs=None), "another form"),
+        (answered(1, 2, 3, finish_reason=None), "another form"),
+        (answered(1, 2, 3, finish_reason={"type": []}), "another form"),
+        (answered(1, 2, 3, cached_tokens="all"), "cached_tokens"),
+        (answered(1, 2, 3, cached_tokens=-1), "cached_tokens"),
+        (answered("1", "2", "3"), "whole numbers"),
+        (answered(1.0, 2, 3), "whole numbers"),
+        (answered(True, 2, 3), "whole numbers"),
+        (answered(-1, 2, 3), "whole numbers from 0"),
+        (answered(10**6, 2, 3), "whole numbers from 0 to"),
+        (answered(1, 2, 3, logprobs=["x", -1, -1]), "no numbers"),
+        (answered(1, 2, 3, logprobs=[[], -1, -1]), "no numbers"),
+        (answered(1, 2, 3, logprobs=[0.5, -1, -1]), "probability above 1"),
+        (answered(1, 2, 3, logprobs=[None, -1, -1]), "not finite"),
+        (answered(1, 2, 3, output_token_logprobs=[[-0.5, 1, None]]), "other tokens"),
+        (answered(1, 2, 3, 4), "4 tokens where 3 were asked for"),
+        (answered(1, 7, 3), "went on after stop token 7"),
+        (answered(finish_reason={"type": "stop", "matched": 9}), "after 0 of 3 tokens"),
+        (answered(1, 2, finish_reason={"type": "length"}), "after 2 of 3 tokens"),
+    ],
+)
+def test_an_answer_that_is_no_exact_record_is_refused(answer: Any, problem: str) -> None:
+    async def say(body: Any, query: Mapping[str, str]) -> tuple[int, Any]:
+        return 200, answer
+
+    async def body(engine: SGLangEngine, local: SGLangServer) -> None:
+        local.http._endpoints["POST /generate"] = say
+        with pytest.raises(EngineError, match=problem):
+            await engine.generate(ask(max_tokens=3, stop_token_ids=(7,)))
+
+    with_server(body)
+
+
+def test_an_update_ends_at_once_where_the_server_cannot_flush_its_cache() -> None:
+    async def say(body: Any, query: Mapping[str, str]) -> tuple[int, Any]:
+        return 500, "no scheduler"
+
+    async def body(engine: SGLangEngine, local: SGLangServer) -> None:
+        local.http._endpoints["POST /flush_cache"] = say
+        with pytest.raises(EngineError, match="flush_cache.*no scheduler"):
+            await engine.update_weights(local.model.named_parameters(), 1)
+        assert (await engine.generate(ask())).ids == greedy(local.model)  # nothing was touched
+
+    with_server(body)
+
+
+@pytest.mark.parametrize("rows", [[None], [[None]], ["x"], [[1.0], 2.0], [[[1.0]]]])
+def test_weights_that_are_read_back_as_something_else_are_no_weights(rows: Any) -> None:
+    async def say(body: Any, query: Mapping[str, str]) -> tuple[int, Any]:
+        return 200, rows
+
+    async def body(engine: SGLangEngine, local: SGLangServer) -> None:
+        local.http._endpoints["POST /get_weights_by_name"] = say
+        with pytest.raises(EngineError, match="scrambled|another form"):
+            await engine.update_weights(local.model.named_parameters(), 1)
+
+    with_server(body)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_server_that_lets_nobody_in_is_not_waited_for(status: int) -> None:
+    async def say(body: Any, query: Mapping[str, str]) -> tuple[int, Any]:
+        return status, "go away"
+
+    async def main() -> None:
+        local = SGLangServer(build("tiny-qwen3"))
+        local.http._endpoints["GET /server_info"] = say
+        await local.start()
+        config = SGLangEngineConfig(base_url=local.http.url)
+        engine = SGLangEngine(build("tiny-qwen3"), config)
+        with pytest.raises(EngineError, match=f"status {status}: go away"):
+            await engine.start()
+        await engine.close()
+        await local.close()
+
+    asyncio.run(main())
 
 
 def test_a_server_that_is_not_there_is_waited_for_so_long(

@@ -1,4 +1,4 @@
-"""What an HF engine refuses: requests and settings that cannot be served as they are."""
+"""What every engine refuses: requests that cannot be served as they are."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from agentrl.errors import EngineError
-from agentrl.rollout.engines.config import HFEngineConfig
 from agentrl.types import GenerateRequest, SamplingParams
 
 
@@ -35,21 +33,6 @@ def check_request(request: GenerateRequest, *, max_context: int, vocab_size: int
             f"vocabulary 0..{vocab_size - 1}; the tokenizer belongs to another model"
         )
     return prompt
-
-
-def check_config(config: HFEngineConfig) -> None:
-    """Refuse settings that cannot work.
-
-    Raises:
-        EngineError: names the setting.
-    """
-    for name in ("num_slots", "max_context", "prefill_tokens"):
-        if getattr(config, name) < 1:
-            raise EngineError(f"rollout {name}={getattr(config, name)}: it must be at least 1")
-    if config.num_threads is not None and config.num_threads < 1:
-        raise EngineError(f"rollout num_threads={config.num_threads}: it must be at least 1")
-    if not isinstance(getattr(torch, config.dtype, None), torch.dtype):
-        raise EngineError(f"rollout dtype={config.dtype!r}: name a torch dtype, such as 'float32'")
 
 
 def _whole_numbers(ids: Sequence[int], who: str) -> np.ndarray:
