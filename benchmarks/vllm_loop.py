@@ -65,14 +65,15 @@ class LoopWork:
             trajectory_timeout_s=3600.0,
         )
 
+        loop = AgentLoop(  # one for all episodes, as in a run
+            generate=generate,
+            renderer=self.renderer,
+            toolbox=Toolbox([]),
+            sandboxes=FakeSandboxes(),
+            limits=limits,
+        )
+
         async def one(index: int) -> None:
-            loop = AgentLoop(
-                generate=generate,
-                renderer=self.renderer,
-                toolbox=Toolbox([]),
-                sandboxes=FakeSandboxes(),
-                limits=limits,
-            )
             request = EpisodeRequest(
                 env_id="answering", task=Task(id="t", data={}), seed=index, group_id=str(index)
             )
