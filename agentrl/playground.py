@@ -19,7 +19,7 @@ from agentrl.model.tiny import MAX_CONTEXT_TOKENS
 from agentrl.reward.run import open_reward
 from agentrl.reward.service import ScoringService
 from agentrl.rollout.engine import RolloutEngine
-from agentrl.rollout.engines import engine_registry
+from agentrl.rollout.engines import build_engine
 from agentrl.rollout.engines.build import EngineSetup
 from agentrl.rollout.fit_limits import refuse_beyond_positions
 from agentrl.rollout.groups import GroupPlan, GroupRunner
@@ -176,10 +176,10 @@ def _replicas(
     Args:
         owned: they may sample from the model itself; else each takes a copy.
     """
-    build = engine_registry.get(config.rollout.engine.id)
 
     def spawn(index: int) -> RolloutEngine:
-        return build(
+        return build_engine(
+            config.rollout.engine.id,
             EngineSetup(
                 model=model.model,
                 copies=not owned,
@@ -187,7 +187,7 @@ def _replicas(
                 deterministic=config.trainer.deterministic,
                 index=index,
                 bucket_mb=config.weight_sync.bucket_mb,
-            )
+            ),
         )
 
     serving = config.rollout.serving

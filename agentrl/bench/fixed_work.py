@@ -16,6 +16,7 @@ from agentrl.testing.clock_env import ClockEnv
 from agentrl.testing.decode_time import ModelShape
 
 ENV = f"{ClockEnv.__module__}:{ClockEnv.__name__}"
+_MAX_LATENCY_S = 3600
 _ROOM = 8
 """Tokens of context beyond what an episode takes."""
 
@@ -50,10 +51,10 @@ class FixedWork:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
         if self.answer_tokens < 0:
             raise ConfigError(f"answer_tokens={self.answer_tokens}: must be at least 0")
-        if not 0 <= self.latency_median_s <= self.latency_p99_s:
+        if not 0 <= self.latency_median_s <= self.latency_p99_s <= _MAX_LATENCY_S:
             raise ConfigError(
                 f"latency_median_s={self.latency_median_s}, latency_p99_s={self.latency_p99_s}: "
-                "give 0 <= median <= p99"
+                f"give 0 <= median <= p99 <= {_MAX_LATENCY_S}"
             )
 
     @property

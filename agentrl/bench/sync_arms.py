@@ -15,6 +15,7 @@ checksums of both sides were found equal.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -57,6 +58,10 @@ class SyncSettings:
             raise ConfigError(f"--shape {self.shape}: known are {', '.join(SHAPES)}")
         if self.device not in ("cpu", "cuda"):
             raise ConfigError(f"--device {self.device}: known are cpu, cuda")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ConfigError("--device cuda: torch sees no GPU here; leave it out, or write cpu")
+        if not (self.lr >= 0 and math.isfinite(self.lr)):
+            raise ConfigError(f"--lr {self.lr}: must be a finite number of at least 0")
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ _COUNT, _COUNT_OR_NONE = click.IntRange(min=1), click.IntRange(min=0)
 
 threads_option = click.option(
     "--threads",
-    type=_COUNT_OR_NONE,
+    type=click.IntRange(min=0, max=1024),
     default=0,
     show_default=True,
     help="Torch threads; 0 takes the number of cores.",

@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import io
 import itertools
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
@@ -27,6 +28,7 @@ from agentrl.weights.checksum import checksum
 from agentrl.weights.plan import BucketPlan, PlannedBucket
 
 _ROWS = 2
+_SHARED_MEMORY = "/dev/shm"
 
 
 class TensorHandover:
@@ -57,10 +59,7 @@ class TensorHandover:
         self._verify_tensors = verify_tensors
         self._next_verified = 0
         self._rows: dict[str, list[float]] = {}
-        self._buffer = torch.empty(max(plan.slot_bytes, 1), dtype=torch.uint8, device=device)
-        if self._buffer.device.type == "cpu":
-            with _by_file_name():
-                self._buffer.share_memory_()
+        self._buffer = _buffer(max(plan.slot_bytes, 1), device)
         self._held: Tensor | None = None
         self._sent: tuple[dict[str, int], str | None] = ({}, None)
         """Checksums and the server's fingerprint of the update before."""
@@ -166,6 +165,31 @@ class TensorHandover:
                 f"{self._client.base_url}: {name!r} was read back in another form: {reply.text}"
             ) from error
         return flat.tolist()
+
+
+def _buffer(size: int, device: str) -> Tensor:
+    """Return uint8 [size] that the server can map.
+
+    Raises:
+        EngineError: there is no room for it.
+    """
+    hint = "lower weight_sync.bucket_mb, or enlarge it (docker run --shm-size)"
+    try:
+        if torch.device(device).type == "cpu":
+            # Asked before: what torch cannot fill it leaves behind.
+            free = shutil.disk_usage(_SHARED_MEMORY).free
+            if free < size:
+                raise OSError(f"{free / 2**20:,.1f} MiB are free in {_SHARED_MEMORY}; {hint}")
+        buffer = torch.empty(size, dtype=torch.uint8, device=device)
+        if buffer.device.type == "cpu":
+            with _by_file_name():
+                buffer.share_memory_()
+    except (OSError, RuntimeError) as error:
+        raise EngineError(
+            f"{size / 2**20:,.1f} MiB to hand weights over to SGLang cannot be had on {device}: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+    return buffer
 
 
 def packed(bucket: PlannedBucket, tensors: Sequence[Tensor], device: str) -> Tensor:

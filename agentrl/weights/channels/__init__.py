@@ -6,8 +6,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from agentrl.errors import RegistryError
 from agentrl.registry import Registry
 from agentrl.weights.channels.base import DEFAULT_TIMEOUT_S, Address, Channel, Receiver, Sender
 from agentrl.weights.plan import BucketPlan
@@ -44,10 +47,10 @@ def open_sender(
         timeout_s: for receivers to come, and to take part.
 
     Raises:
-        RegistryError: no such transport.
+        RegistryError: no such transport, or something else of that name.
         EngineError: it cannot work on this device or machine.
     """
-    return channel_registry.get(transport).open_sender(
+    return _channel(transport).open_sender(
         plan, device=torch.device(device), num_receivers=num_receivers, timeout_s=timeout_s
     )
 
@@ -63,5 +66,15 @@ def open_receiver(address: Address, plan: BucketPlan, device: torch.device | str
     Raises:
         EngineError: the sender is gone, or cannot be reached from this process.
     """
-    open_one = channel_registry.get(address.transport).open_receiver
+    open_one = _channel(address.transport).open_receiver
     return open_one(address, plan, torch.device(device))
+
+
+def _channel(transport: str) -> Channel:
+    found: Any = channel_registry.get(transport)
+    if not isinstance(found, Channel):
+        raise RegistryError(
+            f"weight_sync.transport={transport!r} is {type(found).__name__}, no Channel "
+            "(agentrl.weights.channels.base): write package.module:NAME with the name of one"
+        )
+    return found

@@ -146,9 +146,14 @@ class BroadcastSender:
         self.plan = plan
         self._member = _Member(backend, device, timeout_s)
         host = _own_address()
-        self._store: Any = TCPStore(
-            host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
-        )
+        limit = timedelta(seconds=timeout_s)
+        try:
+            self._store: Any = TCPStore(
+                host, 0, is_master=True, wait_for_workers=False, timeout=limit
+            )
+        except RuntimeError as error:
+            what = f"open a meeting place at {host}, the address of this machine's name,"
+            raise self._member.failed(what, error) from error
         size = 1 + num_receivers
         self.address = Address(
             transport=backend.name,

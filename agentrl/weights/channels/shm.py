@@ -40,9 +40,7 @@ class ShmSender:
         self.plan = plan
         token = secrets.token_bytes(_TOKEN_BYTES)
         size = _slot_stride(plan) * NUM_SLOTS
-        self._file = os.memfd_create("agentrl-weights")
-        os.ftruncate(self._file, size + _TOKEN_BYTES)
-        self._memory = mmap.mmap(self._file, size + _TOKEN_BYTES)
+        self._file, self._memory = _allocate(size + _TOKEN_BYTES)
         self._memory[size:] = token
         self._packer = Packer(plan, _slots(self._memory, plan))
         self.address = Address(
@@ -102,6 +100,26 @@ class ShmReceiver:
     def close(self) -> None:
         """The mapping goes with the last tensor that looks at it."""
         self._slots = []
+
+
+def _allocate(size: int) -> tuple[int, mmap.mmap]:
+    """Return a file without a name, and its memory.
+
+    Raises:
+        EngineError: this machine does not give so much.
+    """
+    file = -1
+    try:
+        file = os.memfd_create("agentrl-weights")
+        os.ftruncate(file, size)
+        return file, mmap.mmap(file, size)
+    except (OSError, ValueError) as error:
+        if file >= 0:
+            os.close(file)
+        raise EngineError(
+            f"weight_sync.transport=shm: {size / 2**20:,.0f} MiB of shared memory for buckets "
+            f"cannot be had ({error}); lower weight_sync.bucket_mb, or free memory"
+        ) from error
 
 
 def _slot_stride(plan: BucketPlan) -> int:

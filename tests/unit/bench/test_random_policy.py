@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,8 @@ def test_work_that_cannot_be_is_refused() -> None:
         FixedWork(turns=0)
     with pytest.raises(ConfigError, match="median <= p99"):
         FixedWork(latency_median_s=1.0)
+    with pytest.raises(ConfigError, match="median <= p99"):
+        FixedWork(latency_p99_s=math.inf)
     with pytest.raises(ConfigError, match="template alone"):
         FixedWork(prompt_tokens=2).env_kwargs()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from agentrl.bench.fixed_work import FixedWork
 from agentrl.bench.machine import BenchError
 from agentrl.bench.phases import OTHER, PHASES
 from agentrl.bench.step import StepResult, refuse_other_work
+from agentrl.bench.sync_arms import SyncSettings
 from agentrl.cli.bench import command
 from agentrl.errors import ConfigError
 
@@ -102,6 +104,7 @@ def test_steps_of_other_work_are_refused() -> None:
         ("sync --repeats 0", "--repeats"),
         ("sync --bucket-mb 0", "--bucket-mb"),
         ("sync --threads -1", "--threads"),
+        ("sync --threads 1000000", "--threads"),
         ("step --repeats 0", "--repeats"),
         ("step --steps 0", "--steps"),
         ("step --warmup -1", "--warmup"),
@@ -112,6 +115,18 @@ def test_steps_of_other_work_are_refused() -> None:
 def test_what_measures_nothing_is_refused(arguments: str, told: str) -> None:
     result = CliRunner().invoke(command, arguments.split(" "))
     assert result.exit_code == 2 and told in result.output
+
+
+@pytest.mark.parametrize("lr", [math.nan, math.inf, -1.0])
+def test_an_optimizer_that_cannot_step_is_refused(lr: float) -> None:
+    with pytest.raises(ConfigError, match=f"--lr {lr}"):
+        SyncSettings(lr=lr)
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ConfigError, match="--device cuda: torch sees no GPU here"):
+        SyncSettings(device="cuda")
 
 
 def test_an_environment_says_no_less_than_nothing() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -313,6 +314,21 @@ def test_weights_that_are_read_back_as_something_else_are_no_weights(rows: Any) 
         local.http._endpoints["POST /get_weights_by_name"] = say
         with pytest.raises(EngineError, match="scrambled|another form"):
             await engine.update_weights(local.model.named_parameters(), 1)
+
+    with_server(body)
+
+
+def test_shared_memory_that_is_too_small_is_told_and_left_empty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(path: str) -> shutil._ntuple_diskusage:
+        return shutil._ntuple_diskusage(4096, 0, 4096)
+
+    async def body(engine: SGLangEngine, local: SGLangServer) -> None:
+        monkeypatch.setattr(shutil, "disk_usage", full)
+        with pytest.raises(EngineError, match=r"0\.0 MiB are free in /dev/shm; lower weight_sync"):
+            await engine.update_weights(local.model.named_parameters(), 1)
+        assert (await engine.generate(ask())).ids == greedy(local.model)  # nothing was touched
 
     with_server(body)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -113,6 +114,30 @@ def test_a_transport_of_another_device_or_name_is_refused() -> None:
         open_sender("shm", PLAN, device="cuda:0", num_receivers=1)
     with pytest.raises(RegistryError, match="weight transport 'ncl'; did you mean 'nccl'"):
         open_sender("ncl", PLAN, device="cpu", num_receivers=1)
+
+
+def test_what_is_no_transport_is_refused_in_words() -> None:
+    with pytest.raises(RegistryError, match="json:dumps' is function, no Channel"):
+        open_sender("json:dumps", PLAN, device="cpu", num_receivers=1)
+
+
+def test_memory_that_cannot_be_had_is_told_and_leaves_no_file_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(file: int, size: int) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(os, "ftruncate", refuse)
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(EngineError, match="Cannot allocate memory.*lower weight_sync.bucket_mb"):
+        open_sender("shm", PLAN, device="cpu", num_receivers=1)
+    assert set(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_machine_whose_name_leads_elsewhere_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl.weights.channels.collective._own_address", lambda: "192.0.2.1")
+    with pytest.raises(EngineError, match="could not open a meeting place at 192.0.2.1"):
+        open_sender("gloo", PLAN, device="cpu", num_receivers=1, timeout_s=0.5)
 
 
 @pytest.mark.gpu
