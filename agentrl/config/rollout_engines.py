@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from agentrl.errors import ConfigError
 from agentrl.kwargs import check_kwargs
 from agentrl.rollout.engines.config import (
+    VLLM_TEMPERATURES,
     HFEngineConfig,
     OpenAIEngineConfig,
     SGLangEngineConfig,
@@ -63,7 +64,22 @@ def rollout_engine_problems(config: Config) -> Iterable[str]:
             f"rollout.replicas_per_gpu={rollout.replicas_per_gpu} with rollout=hf: it has one, "
             "which works at many requests at once; leave it at 1, or sample with rollout=vllm"
         )
+    if kind == "vllm":
+        yield from _temperatures(config)
     yield from _kwargs_problems(config)
+
+
+def _temperatures(config: Config) -> Iterable[str]:
+    coldest, hottest = VLLM_TEMPERATURES
+    for key in ("rollout.temperature", "eval.temperature"):
+        section, _, name = key.partition(".")
+        value = getattr(getattr(config, section), name)
+        if value and not coldest <= value <= hottest:
+            greedy = ", or 0 for greedy" if section == "eval" else ""
+            yield (
+                f"{key}={value} with rollout=vllm: vLLM samples at {coldest} to {hottest}; write "
+                f"one of those{greedy}"
+            )
 
 
 def _kwargs_problems(config: Config) -> Iterable[str]:

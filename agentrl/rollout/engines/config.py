@@ -32,6 +32,11 @@ class HFEngineConfig:
     """Of weights and cache while sampling; any torch dtype."""
 
 
+VLLM_TEMPERATURES = (0.01, 2.0)
+"""Lowest and highest that vLLM samples at, besides 0: it raises lower ones to the first without
+saying so, and refuses higher ones."""
+
+
 @dataclass(slots=True, kw_only=True)
 class VLLMEngineConfig:
     """Settings of :class:`agentrl.rollout.engines.vllm.VLLMEngine`."""

@@ -48,6 +48,11 @@ def _whole_numbers(ids: Sequence[int], who: str) -> np.ndarray:
 
 def _check_sampling(sampling: SamplingParams, who: str) -> None:
     wrong: list[str] = []
+    for name in ("max_tokens", "top_k", "seed", "first_index"):
+        if not isinstance(getattr(sampling, name), (int, np.integer)):
+            wrong.append(f"{name}={getattr(sampling, name)!r} (a whole number)")
+    if wrong:
+        raise EngineError(f"{who}: sampling parameters of another type: {', '.join(wrong)}")
     if sampling.max_tokens < 1:
         wrong.append(f"max_tokens={sampling.max_tokens} (at least 1)")
     if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):

@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 
 from agentrl.errors import EngineError
+from agentrl.rollout.engines.config import VLLM_TEMPERATURES
 from agentrl.rollout.engines.request_checks import check_request
 from agentrl.rollout.engines.vllm_process import EngineProcess
 from agentrl.rollout.engines.vllm_wire import Abort, Add, Refused, Turn
 from agentrl.types import GenerateRequest, Generation, SamplingParams, StopReason
-
-_COLDEST = 0.01
-"""vLLM raises lower temperatures to this one without saying so."""
 
 
 class Requests:
@@ -112,14 +110,7 @@ class Requests:
             del self._turns[key], self._sessions[session]
             if not self._turns:
                 self._none_left.set()
-        ids = np.frombuffer(turn.ids, dtype=np.int32).tolist()
-        return Generation(
-            ids=ids,
-            logprobs=np.frombuffer(turn.logprobs, dtype=np.float32).tolist(),
-            policy_version=[version] * len(ids),
-            stop_reason=StopReason(turn.reason),
-            num_cached_tokens=turn.num_cached_tokens,
-        )
+        return read_turn(turn, session=session, version=version)
 
     def abort(self, process: EngineProcess, session_id: str | None) -> int:
         """Tell the core to end a session's request, or all; returns how many."""
@@ -157,12 +148,36 @@ def check_turn(request: GenerateRequest, *, max_context: int, vocab_size: int) -
         EngineError: vLLM cannot serve the request as it is.
     """
     prompt = check_request(request, max_context=max_context, vocab_size=vocab_size)
-    if 0.0 < request.sampling.temperature < _COLDEST:
+    coldest, hottest = VLLM_TEMPERATURES
+    if not coldest <= (request.sampling.temperature or coldest) <= hottest:
         raise EngineError(
             f"session {request.session_id!r}: temperature={request.sampling.temperature}; vLLM "
-            f"samples nothing between 0 and {_COLDEST}: take 0 for greedy"
+            f"samples at {coldest} to {hottest}, and at 0, which is greedy"
         )
     return prompt
+
+
+def read_turn(turn: Turn, *, session: str, version: int) -> Generation:
+    """Return a turn as it came from vLLM's process.
+
+    Raises:
+        EngineError: weights that are finite gave log-probabilities that are not.
+    """
+    ids = np.frombuffer(turn.ids, dtype=np.int32).tolist()
+    logprobs = np.frombuffer(turn.logprobs, dtype=np.float32)
+    if len(logprobs) != len(ids) or not np.isfinite(logprobs).all():
+        raise EngineError(
+            f"session {session!r}: vLLM sampled {len(ids)} tokens with "
+            f"{int(np.isfinite(logprobs).sum())} finite log-probabilities: the weights of version "
+            f"{version} overflow in the dtype that they are served in"
+        )
+    return Generation(
+        ids=ids,
+        logprobs=logprobs.tolist(),
+        policy_version=[version] * len(ids),
+        stop_reason=StopReason(turn.reason),
+        num_cached_tokens=turn.num_cached_tokens,
+    )
 
 
 def noise_seed(seed: int, first_index: int, *, positional: bool) -> int:
