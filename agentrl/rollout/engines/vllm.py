@@ -22,7 +22,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import shutil
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,7 @@ from agentrl.rollout.engines.vllm_requests import Requests, check_turn
 from agentrl.rollout.engines.vllm_setup import (
     ModelPlan,
     child_environment,
+    make_directory,
     make_setup,
     turn_to_start,
 )
@@ -96,8 +96,9 @@ class VLLMEngine:
         """
         if self._process is not None or self._closed:
             raise EngineError("the engine was started before; build a new one")
-        self._directory = Path(tempfile.mkdtemp(prefix="agentrl-vllm-"))
-        log_path = Path(self.config.log_path or self._directory / "engine.log")
+        self._directory = make_directory()
+        self._log_path = self._directory / "engine.log"
+        log_path = Path(self.config.log_path or self._log_path)
         self._process = EngineProcess(
             on_message=self._requests.take, on_lost=self._lose, log_path=log_path
         )
@@ -158,7 +159,7 @@ class VLLMEngine:
         self._requests.fail(EngineError("the engine was closed while the request was unfinished"))
         self._drop_sender()
         failed = self._ready is None or self._lost is not None
-        if self._directory is not None and not (failed and self.config.log_path is None):
+        if self._directory is not None and not (failed and self._log_path.exists()):
             shutil.rmtree(self._directory, ignore_errors=True)  # else the log in it stays
 
     def _running(self) -> EngineProcess:

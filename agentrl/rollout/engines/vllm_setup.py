@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import copy
 import os
+import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from agentrl.errors import EngineError
 from agentrl.rollout.engines.config import VLLMEngineConfig
 from agentrl.rollout.engines.vllm_installed import InstalledVLLM
 from agentrl.rollout.engines.vllm_wire import Setup
@@ -50,10 +52,36 @@ def served_dtype(config: VLLMEngineConfig) -> str:
     return config.dtype or ("float32" if config.deterministic else "bfloat16")
 
 
+def make_directory() -> Path:
+    """Return a new folder for what an engine starts from, and for its log.
+
+    Raises:
+        EngineError: there is no place for one.
+    """
+    try:
+        return Path(tempfile.mkdtemp(prefix="agentrl-vllm-"))
+    except OSError as error:
+        raise _no_place(error) from error
+
+
+def _no_place(error: OSError) -> EngineError:
+    return EngineError(
+        f"vLLM starts from files in the folder for temporary ones, which cannot be written: "
+        f"{error}; make room there, or set TMPDIR to another folder"
+    )
+
+
 def make_setup(config: VLLMEngineConfig, plan: ModelPlan, model_dir: Path) -> Setup:
-    """Write the model's configuration and return what the process is told first."""
+    """Write the model's configuration and return what the process is told first.
+
+    Raises:
+        EngineError: it cannot be written.
+    """
     dtype = served_dtype(config)
-    plan.write(model_dir, dtype)
+    try:
+        plan.write(model_dir, dtype)
+    except OSError as error:
+        raise _no_place(error) from error
     args: dict[str, Any] = {
         "worker_extension_cls": WORKER_EXTENSION,
         "load_format": "dummy",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -234,5 +236,26 @@ def test_a_log_that_cannot_be_written_is_said_with_the_setting_and_leaves_nothin
         await engine.close()
         assert len(os.listdir("/proc/self/fd")) == open_files
         assert engine._directory is not None and not engine._directory.exists(), "it has no log"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_without_a_place_for_its_files_it_says_so_and_leaves_none(
+    full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def run() -> None:
+        engine = engine_over("", tmp_path, monkeypatch)
+        if full:
+            monkeypatch.setattr(type(engine._plan), "write", refuse)
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path if full else tmp_path / "missing"))
+        before = sorted(tmp_path.iterdir())
+        with pytest.raises(EngineError, match="No (space|such).*set TMPDIR"):
+            await engine.start()
+        await engine.close()
+        assert sorted(tmp_path.iterdir()) == before
 
     asyncio.run(run())
