@@ -14,6 +14,9 @@ from agentrl.rollout.config import Stragglers
 if TYPE_CHECKING:
     from agentrl.config.schema import Config
 
+_MAX_AHEAD = 1_000_000
+"""Prompts; without ``cut`` the end of the run bounds them. Catches a slip of the hand."""
+
 
 def asynchrony_problems(config: Config) -> Iterator[str]:
     """Yield what is wrong with how far sampling may run ahead, one line each."""
@@ -35,6 +38,14 @@ def _run_ahead(config: Config) -> Iterator[str]:
             f"trainer.prompts_per_step={size} prompts, {in_time}, can still be trained in time; "
             "lower the first, raise rollout.max_staleness, or give the slow ones up with "
             "rollout.stragglers=cut"
+        )
+    elif cuts and (in_time if ahead is None else ahead) > _MAX_AHEAD:
+        yield (
+            f"rollout.oversubscribe={'null' if ahead is None else ahead} with "
+            f"rollout.stragglers=cut and rollout.max_staleness={rollout.max_staleness}: so many "
+            "prompts would be begun at once, to be cut; set rollout.oversubscribe to a part of "
+            f"trainer.prompts_per_step={size}, such as {max(size // 4, 1)}, and at most "
+            f"{_MAX_AHEAD}"
         )
     if cuts and not (in_time if ahead is None else ahead):
         yield (

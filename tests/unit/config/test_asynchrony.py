@@ -29,6 +29,14 @@ DECOUPLED = ["algo.old_logprobs=recompute", "algo.correction.weight=token"]
             ["rollout.stragglers=cut", "rollout.oversubscribe=2", "rollout.window=3"],
             r"window=3 with rollout.stragglers=cut: .*leave the window out",
         ),
+        (
+            ["rollout.stragglers=cut", "rollout.oversubscribe=1000000000"],
+            r"oversubscribe=1000000000 with .*cut .*begun at once.*such as 2, and at most 1000000",
+        ),
+        (
+            ["rollout.stragglers=cut", "rollout.max_staleness=1000000000", *DECOUPLED],
+            r"oversubscribe=null with .*max_staleness=1000000000: .*begun at once",
+        ),
         (["rollout.window=3"], r"window=3 with rollout.max_staleness=0: .*at least 1"),
         (
             ["rollout.max_staleness=1"],
