@@ -10,6 +10,7 @@ from itertools import islice
 from agentrl.algo.loss import SupervisedLoss
 from agentrl.dist.engine import TrainEngine
 from agentrl.errors import Preempted, TrainingError
+from agentrl.train.interruption import end_if_cancelled
 from agentrl.train.sft_config import SFTConfig
 from agentrl.train.sft_data import EncodedExample, endless, to_batch
 
@@ -129,6 +130,8 @@ def run_sft(
         )
         if on_step is not None:
             on_step(done)
+        if step < total:
+            end_if_cancelled()
         reason = stop_reason() if step < total else ""
         if save is not None and step < total and (reason or _is_due(step, config.save_every)):
             save(done)

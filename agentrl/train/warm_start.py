@@ -12,6 +12,7 @@ import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -31,6 +32,7 @@ from agentrl.sandbox.base import SandboxProvider
 from agentrl.train.config import TINY, WarmStartConfig
 from agentrl.train.demonstrations import collect_demonstrations, open_player
 from agentrl.train.environments import Environment
+from agentrl.train.interruption import interruptible
 from agentrl.train.sft import SFTResult, SFTStep, run_sft
 from agentrl.train.sft_config import SFTConfig
 from agentrl.train.sft_data import ChatExample, encode_examples
@@ -96,16 +98,17 @@ async def warm_start(
     demonstrations = await collect_splits(
         sft_config(config), environments, sandboxes=sandboxes, report=report
     )
-    make_once(
-        target,
-        lambda directory: train_tiny(
+
+    def make(directory: Path) -> None:
+        train_tiny(
             sft_config(config),
             demonstrations,
             directory,
             vocab_size=config.vocab_size,
             report=report,
-        ),
-    )
+        )
+
+    await interruptible(partial(make_once, target, make))
     return WarmStart(path=target, cached=False, facts=_read_facts(target))
 
 

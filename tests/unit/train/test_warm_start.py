@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,21 @@ def test_a_training_that_dies_leaves_nothing_behind(env_config: EnvConfig, tmp_p
 
     with pytest.raises(KeyboardInterrupt):
         _run(env_config, tmp_path / "cache", report=dies)
+    assert os.listdir(tmp_path / "cache" / "warm_start") == []
+
+
+def test_ctrl_c_ends_a_training_at_its_next_step(env_config: EnvConfig, tmp_path: Path) -> None:
+    steps: list[int] = []
+
+    def interrupts(stage: str, done: int, total: int, loss: float | None = None) -> None:
+        if stage == "sft":
+            steps.append(done)
+            if done == 3:
+                signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):  # by asyncio.run, once all has been cleaned up
+        _run(env_config, tmp_path / "cache", report=interrupts)
+    assert steps == [1, 2, 3]
     assert os.listdir(tmp_path / "cache" / "warm_start") == []
 
 
