@@ -227,6 +227,8 @@ def _load_weights(source: _Source, path: str, dtype: torch.dtype) -> Any:
             dtype=dtype,
             output_loading_info=True,
             local_files_only=source.cached_only,
+            # Or the hub is asked for an adapter all the same, again and again.
+            adapter_kwargs={"local_files_only": source.cached_only},
         )
     except Exception as error:
         raise _not_loaded("model", source, path, error) from error

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import socket
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -15,7 +18,13 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.errors import ConfigError, ModelError
 from agentrl.model import gguf, load
-from agentrl.model.load import load_model, load_with_weights, positions_of, resolve_device
+from agentrl.model.load import (
+    load_model,
+    load_tokenizer,
+    load_with_weights,
+    positions_of,
+    resolve_device,
+)
 from agentrl.model.tiny import train_tokenizer
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -158,10 +167,22 @@ def test_paths_that_hold_no_model_are_refused(tmp_path: Path) -> None:
             load_model(str(path), device="cpu")
 
 
-def test_a_hub_id_without_a_network_says_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("loading", [partial(load_model, device="cpu"), load_tokenizer])
+def test_a_hub_id_without_a_network_says_so_at_once(
+    loading: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def no_network(host: str, *args: Any, **kwargs: Any) -> NoReturn:
+        asked.append(host)
+        raise socket.gaierror(socket.EAI_AGAIN, "no network")
+
     monkeypatch.setattr(load, "hub_answers", lambda: False)
+    monkeypatch.setattr(socket, "getaddrinfo", no_network)
     with pytest.raises(ModelError, match="'owner/model'.*hub cannot be reached.*model.path=tiny"):
-        load_model("owner/model", device="cpu")
+        loading("owner/model")
+    assert len(asked) <= 1, "the model was asked for, and again where nobody answered"
+    # (Whatever is asked for, the hub's client first fetches a list of its own.)
 
 
 def test_an_unknown_host_is_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
