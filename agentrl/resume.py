@@ -14,6 +14,7 @@ from agentrl.config.schema import Config
 from agentrl.dist.engine import TrainEngine
 from agentrl.env.entries import run_label
 from agentrl.errors import CheckpointError
+from agentrl.memory_plan import PLAN_FILE
 from agentrl.resuming import REORDER_ON_RESUME, refuse_another_training
 from agentrl.rollout.buffer import Lookahead, Slot
 from agentrl.rollout.feed import TaskFeed, check_keys
@@ -23,6 +24,7 @@ from agentrl.train.checkpoint import Checkpoint, CheckpointStore
 from agentrl.train.learner import Learner
 from agentrl.train.progress import Progress
 from agentrl.train.provenance import provenance
+from agentrl.train.reference import discard_reference
 from agentrl.train.rng_state import restore_rng
 from agentrl.train.settings import changed_settings, is_among
 from agentrl.train.waiting import read_waiting
@@ -34,7 +36,7 @@ logger = logging.getLogger(__name__)
 def claimed_run_dir(config: Config) -> Iterator[RunDir]:
     """Create the run directory, or open the one that is resumed; hold its lock meanwhile.
 
-    A start that is refused later on leaves no empty directory behind.
+    A start that fails leaves nothing of its own behind, so that it can be tried again as it was.
     """
     if config.trainer.resume:
         run_dir = RunDir.resume(config.trainer.resume)
@@ -45,6 +47,9 @@ def claimed_run_dir(config: Config) -> Iterator[RunDir]:
     try:
         yield run_dir
     finally:
+        if not config.trainer.resume and not run_dir.config_path.is_file():  # it never began
+            (run_dir.path / PLAN_FILE).unlink(missing_ok=True)
+            discard_reference(run_dir.path)
         run_dir.close()
         run_dir.remove_if_empty()
 

@@ -101,10 +101,13 @@ class RunDir:
         if run.path.exists() and not run.path.is_dir():
             raise ConfigError(f"trainer.run_dir={str(path)!r} is a file: give a directory")
         if not exist_ok and run.path.is_dir() and _has_content(run.path):
-            raise ConfigError(
-                f"trainer.run_dir={str(path)!r} is not empty: resume it with "
-                f"trainer.resume={path}, or give another directory"
+            advice = (
+                f"resume it with trainer.resume={path}, or give another directory"
+                if run.config_path.is_file()
+                else f"it has no {run.config_path.name}, so it is no run to go on with; remove what "
+                "is in it, or give another directory"
             )
+            raise ConfigError(f"trainer.run_dir={str(path)!r} is not empty: {advice}")
         run.path.mkdir(parents=True, exist_ok=True)
         run._lock = RunLock.acquire(run.path)
         return run

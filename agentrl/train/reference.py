@@ -16,6 +16,7 @@ from agentrl.train.seal import refuse_damaged, seal
 
 REFERENCE_FOLDER = "reference"
 """In a run directory: the model that the run started from."""
+_WRITING = f".writing-{REFERENCE_FOLDER}"
 _WHAT = "the reference policy of the KL (algo.kl.coef)"
 
 
@@ -33,7 +34,7 @@ def keep_reference(model: LoadedModel, run: Path, *, resumed: bool) -> Path:
     if resumed:
         refuse_damaged(folder, what=_WHAT)
         return folder
-    writing = run / f".writing-{REFERENCE_FOLDER}"
+    writing = run / _WRITING
     shutil.rmtree(writing, ignore_errors=True)  # of a start that was killed
     try:
         save_pretrained(model.model, model.tokenizer, writing, None)
@@ -46,3 +47,9 @@ def keep_reference(model: LoadedModel, run: Path, *, resumed: bool) -> Path:
             "algo.kl.coef=0"
         ) from error
     return folder
+
+
+def discard_reference(run: Path) -> None:
+    """Remove what :func:`keep_reference` wrote for a run that never began."""
+    for name in (REFERENCE_FOLDER, _WRITING):
+        shutil.rmtree(run / name, ignore_errors=True)

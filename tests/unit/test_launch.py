@@ -10,9 +10,11 @@ import pytest
 
 from agentrl.config.load import load
 from agentrl.config.schema import Config
-from agentrl.errors import AgentRLError
+from agentrl.dist.export import save_pretrained
+from agentrl.errors import AgentRLError, EngineError
 from agentrl.launch import open_trainer, tracker_choices
-from agentrl.testing import EchoEnv
+from agentrl.model.tiny import build_tiny, tiny_config
+from agentrl.testing import EchoEnv, make_tokenizer
 from agentrl.train.config import TelemetryConfig
 from agentrl.types import Task
 
@@ -99,3 +101,24 @@ def test_a_folder_that_cannot_be_written_is_refused_before_a_model_is_made(
     config = load([SOUND, f"trainer.resume={run}"])
     assert "checkpoints' cannot be written" in refusal(config)
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("log", [None, "engine.log"])
+def test_a_start_that_fails_late_can_be_tried_again_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: str | None
+) -> None:
+    def lost(*_: object) -> None:
+        assert {"memory_plan.json", "reference"} <= {path.name for path in run.iterdir()}
+        if log is not None:
+            (run / log).write_text("why it failed")
+        raise EngineError("the engine is gone")
+
+    tokenizer, run = make_tokenizer(), tmp_path / "run"
+    shape = tiny_config(len(tokenizer), hidden_size=32, num_layers=1, num_heads=1, head_dim=16)
+    save_pretrained(build_tiny(tokenizer, 0, shape), tokenizer, tmp_path / "model", None)
+    monkeypatch.setattr("agentrl.launch.open_engines", lost)
+    settings = [f"model.path={tmp_path / 'model'}", "algo.kl.coef=0.1", f"trainer.run_dir={run}"]
+    short = ["rollout.max_context_tokens=512", "rollout.max_response_tokens=256"]
+    assert refusal(load([SOUND, *settings, *short])) == "the engine is gone"
+    left = {path.name for path in run.iterdir()} - {".lock"} if run.exists() else set()
+    assert left == ({log} if log else set())

@@ -17,10 +17,12 @@ from agentrl.testing.run_data import make_trajectory
 def test_create_refuses_a_directory_with_content_and_names_the_fix(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match=r"not empty.*trainer\.resume="):
+    with pytest.raises(ConfigError, match=r"not empty: it has no config\.yaml, .* remove what"):
         RunDir.create(tmp_path / "run")
     with RunDir.create(tmp_path / "run", exist_ok=True) as run:
         run.write_config("a: 1\n")
+    with pytest.raises(ConfigError, match=r"not empty: resume it with trainer\.resume="):
+        RunDir.create(tmp_path / "run")
     assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
 
 
