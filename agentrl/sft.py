@@ -17,6 +17,7 @@ import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from agentrl.telemetry.run_dir import RunDir
 from agentrl.train.checkpoint import CheckpointStore
 from agentrl.train.config import TINY
 from agentrl.train.environments import make_environments
+from agentrl.train.interruption import interruptible
 from agentrl.train.open_model import warm_start_progress
 from agentrl.train.preemption import stop_on_sigterm
 from agentrl.train.sft import HOW_TO_GO_ON, SFTResult, SFTStep, run_sft
@@ -99,7 +101,8 @@ async def fine_tune(
             if sources.env_id is not None
             else _from_files(settings, sources)
         )
-        return _tune(settings, model, examples, run, resume, quiet, show.report)
+        args = settings, model, examples, run, resume, quiet, show.report
+        return await interruptible(partial(_tune, *args))
 
 
 def _tune(
