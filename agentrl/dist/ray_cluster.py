@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
 import ray
+from ray.runtime_env import RuntimeEnv
 
 from agentrl.dist.cluster_config import address_problems
 from agentrl.dist.placement import NodeResources
@@ -24,6 +26,8 @@ START_TIMEOUT_S = 180.0
 """For Ray to start, or to answer. A machine that does other work takes a minute."""
 _HERE = "local"
 _LATE_NODE = "timed out during startup"
+_PLUGINS = "RAY_RUNTIME_ENV_PLUGINS"
+"""Environment variable of plug-ins, which bring fields of their own."""
 _OF_RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # what Ray itself proposes; silences a warning
@@ -60,13 +64,15 @@ def ray_cluster(
         timeout_s: within which Ray must answer.
 
     Raises:
-        ConfigError: no cluster at that address, or none that starts, in time.
+        ConfigError: no cluster at that address, or none that starts, in time; or ``runtime_env``
+            is none.
     """
     if ray.is_initialized():
         yield _nodes()
         return
     if problems := list(address_problems("cluster.address", address)):
         raise ConfigError(problems[0])
+    _check_runtime_env(runtime_env or {})
     for name, value in _OF_RAY.items():
         os.environ.setdefault(name, value)
     options: dict[str, Any] = {
@@ -91,6 +97,30 @@ def ray_cluster(
     finally:
         ray.shutdown()
         connection.end()
+
+
+def _check_runtime_env(runtime_env: Mapping[str, Any]) -> None:
+    """Refuse what Ray would refuse later as a connection that fails, or take no notice of.
+
+    Raises:
+        ConfigError: says what of it.
+    """
+    unknown = sorted(runtime_env.keys() - RuntimeEnv.known_fields)
+    if unknown and _PLUGINS not in os.environ:
+        close = difflib.get_close_matches(unknown[0], RuntimeEnv.known_fields, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ConfigError(f"cluster.runtime_env.{unknown[0]}: Ray knows no such field{hint}")
+    variables = runtime_env.get("env_vars")
+    if variables is not None and not isinstance(variables, Mapping):
+        raise ConfigError(
+            f"cluster.runtime_env.env_vars={variables!r}: write the value of a variable as "
+            "cluster.runtime_env.env_vars.NAME=VALUE"
+        )
+    try:
+        RuntimeEnv(**runtime_env)
+    except Exception as error:  # what Ray's own checks raise has many types
+        said = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise ConfigError(f"cluster.runtime_env: {said}") from error
 
 
 class _Connection:

@@ -77,6 +77,23 @@ def test_ray_s_advice_for_programs_of_its_own_is_left_out(init: Callable[..., No
     assert "--address" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("runtime_env", "message"),
+    [
+        ({"env_vars": 5}, r"env_vars=5: write .*env_vars.NAME=VALUE"),
+        ({"env_vars": {"A": 1}}, "cluster.runtime_env: .*the value 1 is of type"),
+        ({"evn_vars": {"A": "1"}}, "runtime_env.evn_vars: Ray knows no such field.*env_vars"),
+        ({"working_dir": "/no/such/folder"}, "cluster.runtime_env: /no/such/folder"),
+    ],
+)
+def test_what_ray_cannot_prepare_is_no_failed_connection(
+    runtime_env: dict[str, Any], message: str, init: Callable[..., None]
+) -> None:
+    init(lambda: pytest.fail("a connection was tried"))
+    with pytest.raises(ConfigError, match=message), ray_cluster(runtime_env=runtime_env):
+        pass
+
+
 @pytest.fixture
 def listener() -> Iterator[str]:
     """An address at which someone listens, and says nothing."""
