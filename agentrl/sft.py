@@ -26,19 +26,17 @@ from rich.console import Console
 
 from agentrl.agent.renderer import Renderer
 from agentrl.dist.config import COMPILES
-from agentrl.env.config import EnvConfig
 from agentrl.errors import ConfigError, Preempted
 from agentrl.memory_plan import keep_plan, plan_training, show_plan
 from agentrl.model.describe import model_config
 from agentrl.model.load import load_tokenizer, quiet_transformers
 from agentrl.model.tiny import DEFAULT_VOCAB_SIZE
-from agentrl.sandbox.config import SandboxConfig
 from agentrl.sandbox.opening import open_sandboxes
-from agentrl.sft_start import SFTSources, refuse_start
+from agentrl.sft_start import DemonstrationSource, SFTSources, refuse_start
 from agentrl.telemetry.run_dir import RunDir
 from agentrl.train.checkpoint import CheckpointStore
 from agentrl.train.config import TINY
-from agentrl.train.environments import make_environments
+from agentrl.train.environments import make_environments, refuse_idle_specs
 from agentrl.train.interruption import interruptible
 from agentrl.train.open_model import warm_start_progress
 from agentrl.train.preemption import stop_on_sigterm
@@ -88,6 +86,7 @@ async def fine_tune(
     Raises:
         ConfigError: neither or both sources, or ``out`` is a file or not empty.
         DataError, EnvError, ModelError: the source or the model cannot be used.
+        SandboxUnavailable: demonstrations are played in sandboxes, which cannot work here.
         MemoryPlanError: it takes more memory than there is.
         CheckpointError: there is nothing to resume, or it belongs to other settings or data.
         Preempted: SIGTERM came; what was learned is saved.
@@ -97,16 +96,17 @@ async def fine_tune(
         model_config(model)  # rather now than after an hour of demonstrations
     with warm_start_progress(quiet) as show, open_output(out.absolute(), resume) as run:
         examples = (
-            await _demonstrations(settings, sources.env_id, show.report)
-            if sources.env_id is not None
+            await _demonstrations(settings, sources.demonstrations, show.report)
+            if sources.demonstrations is not None
             else _from_files(settings, sources)
         )
-        args = settings, model, examples, run, resume, quiet, show.report
+        args = settings, sources, model, examples, run, resume, quiet, show.report
         return await interruptible(partial(_tune, *args))
 
 
 def _tune(
     settings: SFTConfig,
+    sources: SFTSources,
     model: str,
     examples: dict[str, list[ChatExample]],
     run: RunDir,
@@ -135,6 +135,7 @@ def _tune(
             "model": {"path": model},
             "data": {"train": train.digest(), "val": held_out.digest()},
             "trainer": {"total_steps": total},
+            **(asdict(sources.demonstrations) if sources.demonstrations else {}),
         }
     )
     with ExitStack() as stack:
@@ -204,10 +205,11 @@ def _from_files(settings: SFTConfig, sources: SFTSources) -> dict[str, list[Chat
 
 
 async def _demonstrations(
-    settings: SFTConfig, env_id: str, report: Report
+    settings: SFTConfig, source: DemonstrationSource, report: Report
 ) -> dict[str, list[ChatExample]]:
-    environments = make_environments(EnvConfig(id=env_id))
-    async with open_sandboxes(SandboxConfig()) as sandboxes:
+    environments = make_environments(source.env, source.tools)
+    refuse_idle_specs(environments, source.tools.specs)
+    async with open_sandboxes(source.sandbox) as sandboxes:
         return await collect_splits(settings, environments, sandboxes=sandboxes, report=report)
 
 

@@ -37,17 +37,20 @@ def command(
 
     The loss is on what assistants said, nothing else. A row of --data is
     {"messages": [...], "tools": [...]}; settings are those of supervised training, for example
-    steps=200 lr=1e-4.
+    steps=200 lr=1e-4. With --env those of env, sandbox and tools say how demonstrations are played,
+    as for `agentrl train`; env.mix in place of --env takes several environments.
 
     \b
     agentrl sft --env code_sandbox --model tiny --out warm steps=800
+    agentrl sft --env code_sandbox --model tiny --out warm env.kwargs.level=2 sandbox.id=docker
     agentrl sft --data chats.jsonl --model Qwen/Qwen3-0.6B --out tuned lr=1e-5 epochs=2
     agentrl sft --data chats.jsonl --model Qwen/Qwen3-0.6B --out tuned cluster=ray ranks=2
     """
-    from agentrl.sft_start import SFTSources, refuse_start, sft_settings
+    from agentrl.sft_start import part_settings, refuse_start, sft_settings, sft_sources
 
-    settings = sft_settings(overrides)
-    sources = SFTSources(env_id=env_id, data=data, val=val)
+    training, playing = part_settings(overrides)
+    settings = sft_settings(training)
+    sources = sft_sources(env_id=env_id, data=data, val=val, playing=playing)
     refuse_start(sources, out=out, resume=resume)
     prepare_process(0)
     from agentrl.sft import fine_tune
@@ -59,7 +62,9 @@ def command(
         return
     for key, value in facts.items():
         click.echo(f"{key:18} {value:.4g}" if isinstance(value, float) else f"{key:18} {value}")
-    env, path = shlex.quote(env_id) if env_id else "ENV", shlex.quote(str(out))
+    path = shlex.quote(str(out))
+    chosen = [] if env_id is None else ["--env", env_id]
+    env = shlex.join([*chosen, *playing]) or "--env ENV"
     click.echo(f"model: {out}")
-    click.echo(f"measure it: agentrl eval --env {env} --model {path} -n 8")
-    click.echo(f"train it further: agentrl train --env {env} model.path={path}")
+    click.echo(f"measure it: agentrl eval {env} --model {path} -n 8")
+    click.echo(f"train it further: agentrl train {env} model.path={path}")

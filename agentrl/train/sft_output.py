@@ -25,8 +25,10 @@ _FREE = ("sft.eval_every", "sft.save_every", "sft.cluster", "sft.address", "sft.
 _FREE += ("sft.grace_s",)
 _FREE += ("sft.ranks", "sft.gpus_per_rank", "sft.shard_size", "sft.sequence_parallel")
 _FREE += ("sft.tokens_per_micro_batch", "sft.recompute", "sft.compile")
+_FREE += ("sandbox.max_open", "sandbox.create_timeout_s", "tools.breaker.")
 """Settings that may change on a resume: they decide where and how fast, not what is learned."""
 _WRITTEN = {
+    "env.id": "--env",
     "model.path": "--model",
     "model.weights": "what lies at --model (a digest of its weights)",
     "data.train": "the digest of the conversations to learn",

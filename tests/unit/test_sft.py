@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from agentrl.errors import (
@@ -23,10 +24,18 @@ from agentrl.errors import (
     MemoryPlanError,
     ModelError,
     Preempted,
+    RegistryError,
+    SandboxUnavailable,
 )
 from agentrl.model import load
 from agentrl.sft import fine_tune
-from agentrl.sft_start import SFTSources, refuse_start, sft_settings
+from agentrl.sft_start import (
+    SFTSources,
+    part_settings,
+    refuse_start,
+    sft_settings,
+    sft_sources,
+)
 from agentrl.telemetry.jsonl import read_metrics
 from agentrl.train import sft_output
 from agentrl.train.sft_config import LAST_FILE
@@ -294,3 +303,149 @@ def test_two_ranks_on_ray_end_as_one_process(tmp_path: Path) -> None:
     assert two["last_loss"] == pytest.approx(one["last_loss"], abs=1e-5)
     assert two["validation_loss"] == pytest.approx(one["validation_loss"], abs=1e-5)
     assert torch.allclose(_weights(tmp_path / "one"), _weights(tmp_path / "two"), atol=1e-5)
+
+
+ASKING = """
+from agentrl import Demonstration, Env, ScriptedTurn, Task
+from agentrl.types import ToolCall
+
+class Asking(Env):
+    process = False
+    tools = ("python",)
+
+    def __init__(self, code: str = "print(1)"):
+        self._code = code
+
+    def tasks(self, split):
+        return [Task(id="a", data={})]
+
+    def reset(self, *, seed=None, options=None):
+        return "What does it print?", {}
+
+    def step(self, action):
+        return "", 1.0, True, False, {}
+
+    def demonstrations(self, split, seed):
+        call = ToolCall(name="python", arguments={"code": self._code})
+
+        def policy(messages):
+            if messages[-1]["role"] == "tool":
+                return ScriptedTurn(content=messages[-1]["content"].strip())
+            return ScriptedTurn(tool_calls=[call])
+
+        while True:
+            yield Demonstration(task=self.tasks(split)[0], policy=policy)
+"""
+
+BROKEN_BOXES = """
+from agentrl.errors import SandboxUnavailable
+
+class Boxes:
+    def __init__(self, engine: str):
+        self._engine = engine
+
+    async def start(self):
+        raise SandboxUnavailable(f"no engine {self._engine}")
+
+    async def create(self, limits=None):
+        raise AssertionError("never started")
+
+    async def close(self):
+        pass
+"""
+
+
+def _play(env: str, out: Path, *playing: str, **kwargs: Any) -> dict[str, Any]:
+    settings = sft_settings(["steps=2", "episodes_per_step=2", "warmup_steps=0", "save_every=1"])
+    sources = sft_sources(env_id=env, playing=playing)
+    return asyncio.run(fine_tune(settings, sources, model="tiny", out=out, quiet=True, **kwargs))
+
+
+def test_demonstrations_are_played_under_settings_of_env_sandbox_and_tools(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "env.py").write_text(ASKING)
+    env = f"{tmp_path}/env.py:Asking"
+    found: list[Any] = []
+
+    def tune(_: Any, __: Any, ___: Any, examples: Any, *____: Any) -> dict[str, Any]:
+        found.extend(examples["val"])
+        return {}
+
+    monkeypatch.setattr("agentrl.sft._tune", tune)
+    monkeypatch.setattr("agentrl.train.warm_start._NUM_VALIDATION", 4)
+    _play(env, tmp_path / "out", "env.kwargs.code='print(6 * 7)'", "sandbox.id=none")
+    assert {example.messages[-1]["content"] for example in found} == {"42"}
+    (tmp_path / "box.py").write_text(BROKEN_BOXES)
+    boxes = [f"sandbox.id='{tmp_path}/box.py:Boxes'", "sandbox.kwargs.engine=mine"]
+    with pytest.raises(SandboxUnavailable, match="no engine mine"):
+        _play(env, tmp_path / "out", *boxes)
+    with pytest.raises(ConfigError, match=r"env.kwargs.cod: .*did you mean 'code'"):
+        _play(env, tmp_path / "out", "env.kwargs.cod=x")
+    with pytest.raises(RegistryError, match="did you mean 'none'"):
+        _play(env, tmp_path / "out", "sandbox.id=nome")
+    with pytest.raises(ConfigError, match=r"tools.specs.pythn=.*did you mean 'python'"):
+        _play(env, tmp_path / "out", "tools.specs.pythn=./mine.yaml")
+    assert not (tmp_path / "out").exists()
+
+
+def test_how_demonstrations_are_played_is_kept_and_a_resume_has_to_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    def goes_on(*playing: str) -> None:
+        _play("code_sandbox", tmp_path / "out", *playing, resume=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("agentrl.sft.export_whole", killed)
+        with pytest.raises(KeyboardInterrupt):
+            _play("code_sandbox", tmp_path / "out", "env.kwargs.level=2", "sandbox.id=none")
+    kept = yaml.safe_load((tmp_path / "out" / "sft" / "config.yaml").read_text())
+    assert (kept["env"]["kwargs"], kept["sandbox"]["id"]) == ({"level": 2}, "none")
+    with pytest.raises(CheckpointError, match=r"env.kwargs.level was 2 and is now 1"):
+        goes_on("env.kwargs.level=1", "sandbox.id=none")
+    with pytest.raises(CheckpointError, match=r"sandbox.id was 'none' and is now 'local'"):
+        goes_on("env.kwargs.level=2")
+    goes_on(
+        "env.kwargs.level=2", "sandbox.id=none", "sandbox.max_open=4", "tools.breaker.give_up_s=9"
+    )
+    assert (tmp_path / "out" / LAST_FILE).exists()
+
+
+def test_several_environments_may_demonstrate() -> None:
+    mix = ["env.mix=[{id: calculator, weight: 2}, {id: qa}]"]
+    found = sft_sources(playing=mix).demonstrations
+    assert found is not None and [entry.id for entry in found.env.mix] == ["calculator", "qa"]
+
+
+@pytest.mark.parametrize(
+    ("options", "playing", "said"),
+    [
+        ({"data": "a.jsonl"}, ["sandbox.id=none"], "sandbox.id=none with --data: .*leave them out"),
+        ({"data": "a.jsonl"}, ["env={kwargs: {level: 2}}"], "with --data"),
+        ({"env_id": "qa"}, ["env.id=calculator"], "env.id: .*write --env ID"),
+        ({}, ["env={id: calculator}"], "env.id: .*write --env ID"),
+        ({}, ["env.kwargs.level=2"], "env.id is not set: choose an environment with --env"),
+        ({"env_id": "qa"}, ["env.mix=[{id: calculator}]"], "which one is meant"),
+        ({}, ["env.mix=[{id: qa, algo: {advantage: rloo}}]"], r"env.mix\[0\].algo=.*leave it out"),
+        ({"env_id": "qa"}, ["env.tasks_timeout_s=3"], "env.tasks_timeout_s: .*leave it out"),
+        ({"env_id": "qa"}, ["env.step_timeout_s=0"], "env.step_timeout_s=0.*above 0"),
+        ({"env_id": "qa"}, ["sandbox.idd=none"], "did you mean sandbox.id"),
+        ({"env_id": "qa"}, ["tools.spec.a=x"], "unknown setting 'tools.spec.a'"),
+    ],
+)
+def test_settings_of_playing_that_cannot_work_or_go_unread_are_refused(
+    options: dict[str, str], playing: list[str], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        sft_sources(**options, playing=playing)
+
+
+def test_settings_are_parted_by_their_section() -> None:
+    training, playing = part_settings(
+        ["lr=1", "+env.kwargs.a=1", "lora.rank=2", "tools={specs: {}}"]
+    )
+    assert training == ["lr=1", "lora.rank=2"]
+    assert playing == ["+env.kwargs.a=1", "tools={specs: {}}"]

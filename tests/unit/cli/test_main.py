@@ -105,6 +105,8 @@ def test_an_unknown_verb_suggests_the_nearest(agentrl: Shell) -> None:
         (["rollout", "--env", "guess_number", "--out", "x", "eval.val_tasks=8"], "--tasks 8"),
         (["sft", "--model", "tiny", "--out", "x"], "either --env"),
         (["sft", "--env", "guess_number", "--model", "tiny", "--out", "x", "stps=1"], "steps"),
+        (["sft", "--data", "a", "--model", "tiny", "--out", "x", "env.kwargs.a=1"], "with --data"),
+        (["sft", "--env", "qa", "--model", "tiny", "--out", "x", "env.id=qa"], "write --env ID"),
         (["tools", "call", "calculator", "not json"], "no JSON"),
         (["tools", "call", "calculator", "{}", "--state", "[1]"], "--state is no JSON object"),
         (["tools", "call", "calculator", "[" * 100_000], "no JSON"),
@@ -274,6 +276,22 @@ def test_json_has_no_nan(agentrl: Shell, monkeypatch: pytest.MonkeyPatch) -> Non
     )
     assert (code, "not JSON" in err) == (0, True)
     assert json.loads(out) == {"last_loss": None, "steps": 1, "more": [None, [1.5]]}
+
+
+def test_what_to_do_after_supervised_training_plays_as_the_demonstrations_were(
+    agentrl: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fine_tune(*_: object, **__: object) -> dict[str, object]:
+        return {}
+
+    monkeypatch.setattr("agentrl.sft.fine_tune", fine_tune)
+    playing = ["env.kwargs.level=2", "sandbox.id=none"]
+    out = agentrl(
+        "sft", "--env", "code_sandbox", "--model", "tiny", "--out", "never_made", "lr=1", *playing
+    )[1]
+    said = "--env code_sandbox env.kwargs.level=2 sandbox.id=none"
+    assert f"agentrl eval {said} --model never_made" in out
+    assert f"agentrl train {said} model.path=never_made" in out
 
 
 def test_environments_are_checked_under_settings_of_theirs(agentrl: Shell, tmp_path: Path) -> None:
