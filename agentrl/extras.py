@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 
 def how_to_install(extra: str) -> str:
     """Return the command that installs an extra.
@@ -19,3 +21,27 @@ def missing_extra(extra: str, needed_by: str) -> str:
         needed_by: the setting, file or output that cannot do without.
     """
     return f"{needed_by} needs the extra {extra!r}, which is missing; {how_to_install(extra)}"
+
+
+def misfit(error: BaseException) -> str | None:
+    """Return what to say where ``torchvision`` was built for another torch than the installed one.
+
+    ``transformers`` and vLLM import it where it is there, so that neither can be imported then.
+
+    Args:
+        error: of an import; whatever led to it is looked at as well.
+
+    Returns:
+        None where the error is another one.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if "torchvision::nms" in str(seen):
+            return (
+                "the installed torchvision was built for another torch, and nothing that imports "
+                "it can be used; text models need none of these: "
+                f"{sys.executable} -m pip uninstall -y torchvision torchaudio torchcodec "
+                f"({type(seen).__name__}: {seen})"
+            )
+        seen = seen.__cause__ or seen.__context__
+    return None

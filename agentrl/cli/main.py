@@ -77,7 +77,8 @@ def main() -> None:
     # Threads that spin while they wait starve the sandboxes on small machines. Read when torch
     # loads, so it has to stand here.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from agentrl.errors import AgentRLError
+    from agentrl.errors import AgentRLError, ConfigError
+    from agentrl.extras import misfit
 
     try:
         code = cli.main(standalone_mode=False)
@@ -103,6 +104,10 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         sys.exit(130)
+    except (ImportError, RuntimeError) as error:
+        if (problem := misfit(error)) is None:
+            raise
+        _refuse(ConfigError(problem))
     if isinstance(code, int) and code:
         sys.exit(code)
 

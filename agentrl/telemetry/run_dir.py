@@ -104,8 +104,8 @@ class RunDir:
             advice = (
                 f"resume it with trainer.resume={path}, or give another directory"
                 if run.config_path.is_file()
-                else f"it has no {run.config_path.name}, so it is no run to go on with; remove what "
-                "is in it, or give another directory"
+                else f"it has no {run.config_path.name}, so it is no run to go on with; remove "
+                "what is in it, or give another directory"
             )
             raise ConfigError(f"trainer.run_dir={str(path)!r} is not empty: {advice}")
         run.path.mkdir(parents=True, exist_ok=True)

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from agentrl.extras import misfit
 from agentrl.rollout.engines.vllm_turns import TurnTable
 from agentrl.rollout.engines.vllm_wire import (
     Abort,
@@ -351,14 +352,7 @@ def _shared_files() -> list[str]:
 
 
 def _explained(error: BaseException) -> str:
-    text = f"{type(error).__name__}: {error}"
-    if "torchvision::nms" in text:
-        text = (
-            "the installed torchvision was built for another torch, so that vLLM cannot be "
-            "imported; text models need none of these: pip uninstall -y torchvision torchaudio "
-            f"torchcodec ({text})"
-        )
-    return text
+    return misfit(error) or f"{type(error).__name__}: {error}"
 
 
 if __name__ == "__main__":

