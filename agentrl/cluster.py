@@ -42,6 +42,7 @@ from agentrl.rollout.serving.stats import merged
 from agentrl.rollout.tasks import Dispatch
 from agentrl.rollouts import FitToModel, OneOwner, TakesTurns
 from agentrl.sandbox.opening import open_sandboxes
+from agentrl.telemetry.console import say
 from agentrl.train.environments import make_environments
 from agentrl.train.parts import Placement, Weights
 from agentrl.types import Task, TrajectoryGroup
@@ -248,6 +249,9 @@ async def open_cluster(
         fit(Renderer(model.tokenizer))
         reward_models = await _open_reward_models(config, stack)
         pool = _rollout_pool(config, plan, Blueprint.of(model), reward_models)
+        count, kind = config.rollout.workers, config.rollout.engine.id
+        plural = "s" if count > 1 else ""
+        say(f"opening {count} rollout worker{plural} with {kind}", quiet=config.telemetry.quiet)
         opening = asyncio.create_task(pool.start(), name="open rollout workers")
         stack.push_async_callback(_end, opening, pool)
         yield ClusterRollouts(model, pool, config, opening)

@@ -20,6 +20,7 @@ from agentrl.limits import within_positions
 from agentrl.plan import evaluation_plan
 from agentrl.playground import open_playground
 from agentrl.rollout.tasks import check_tasks
+from agentrl.telemetry.console import say
 from agentrl.train.environments import make_environments, refuse_idle_specs
 from agentrl.train.evaluate import choose_tasks, dispatches, refuse_censored, stands_still
 from agentrl.train.open_model import is_run, run_config_path
@@ -54,7 +55,7 @@ def playing_config(env_id: str | None, model: str | None, overrides: Sequence[st
     _refuse_settings_of_options(overrides)
     if base is not None:  # the lengths of the run
         return config
-    return within_positions(config, settings, announce=partial(_say, quiet=config.telemetry.quiet))
+    return within_positions(config, settings, announce=partial(say, quiet=config.telemetry.quiet))
 
 
 def _refuse_settings_of_options(overrides: Sequence[str]) -> None:
@@ -65,11 +66,6 @@ def _refuse_settings_of_options(overrides: Sequence[str]) -> None:
                 f"{override.key_or_group}={override.value()} counts in training only; here write "
                 f"{option} {override.value()}"
             )
-
-
-def _say(text: str, *, quiet: bool) -> None:
-    if not quiet:
-        Console(stderr=True).print(text, soft_wrap=True, highlight=False)
 
 
 async def play_split(

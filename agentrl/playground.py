@@ -19,7 +19,7 @@ from agentrl.model.tiny import MAX_CONTEXT_TOKENS
 from agentrl.reward.run import open_reward
 from agentrl.reward.service import ScoringService
 from agentrl.rollout.engine import RolloutEngine
-from agentrl.rollout.engines import build_engine
+from agentrl.rollout.engines import READ_SHAPES_ONLY, build_engine
 from agentrl.rollout.engines.build import EngineSetup
 from agentrl.rollout.fit_limits import refuse_beyond_positions
 from agentrl.rollout.groups import GroupPlan, GroupRunner
@@ -28,6 +28,7 @@ from agentrl.rollout.stage import Stage, open_stage
 from agentrl.rollout.tasks import Dispatch
 from agentrl.sandbox.opening import open_sandboxes
 from agentrl.sandbox.pool import SandboxPool
+from agentrl.telemetry.console import say
 from agentrl.train.checkpoint import CheckpointStore
 from agentrl.train.config import TINY, ModelConfig
 from agentrl.train.environments import Environment, need_sandboxes
@@ -136,6 +137,8 @@ async def open_playground(
         model = served or await open_policy(config, environments, sandboxes)
         policy = PolicySource()
         replicas = _replicas(config, model, policy, owned=served is not None)
+        if served is None:  # else the process is one of several, and its owner has said so
+            _announce_engines(config)
         await replicas.start()
         stack.push_async_callback(replicas.close)
         if served is None and replicas.weight_specs():
@@ -166,6 +169,14 @@ async def open_playground(
             concurrency=asyncio.Semaphore(config.rollout.concurrency),
             policy=policy,
         )
+
+
+def _announce_engines(config: Config) -> None:
+    """Tell of a wait of a minute; the engine of this process takes none."""
+    kind, count = config.rollout.engine.id, config.rollout.replicas_per_gpu
+    if kind in READ_SHAPES_ONLY:
+        plural = "s" if count > 1 else ""
+        say(f"opening {count} engine{plural} of {kind}", quiet=config.telemetry.quiet)
 
 
 def _replicas(

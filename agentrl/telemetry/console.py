@@ -22,6 +22,12 @@ _MAX_STOP_REASONS = 4
 _SPARKLINE_WIDTH = 40
 
 
+def say(text: str, *, quiet: bool) -> None:
+    """Tell people what goes on, on standard error; with ``quiet`` nothing."""
+    if not quiet:
+        Console(stderr=True).print(text, soft_wrap=True, highlight=False, markup=False)
+
+
 class RichTracker:
     """Shows step, success, reward, turns, tokens per second, stop reasons and the time left.
 

@@ -11,7 +11,7 @@ import torch
 
 from agentrl.config.load import load
 from agentrl.errors import EngineError
-from agentrl.playground import PolicySource, _replicas
+from agentrl.playground import PolicySource, _announce_engines, _replicas
 from agentrl.rollout.serving.config import ServingConfig
 from agentrl.rollout.serving.replica_set import ReplicaSet
 from agentrl.testing.fake_replica import FakeReplica
@@ -113,3 +113,19 @@ def test_updates_interrupt_turns_where_any_can_be_under_way(
     nothing: Any = SimpleNamespace(model=None)  # spawns nothing before its start
     replicas = _replicas(config, nothing, PolicySource(), owned=True)
     assert replicas.config.interrupt_updates is interrupts
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["rollout=vllm"], "opening 1 engine of vllm\n"),
+        (["rollout=vllm", "rollout.replicas_per_gpu=2"], "opening 2 engines of vllm\n"),
+        (["rollout=vllm", "telemetry.quiet=true"], ""),
+        ([], ""),  # that of this process is there at once
+    ],
+)
+def test_engines_that_take_long_to_open_are_announced(
+    capsys: pytest.CaptureFixture[str], settings: list[str], said: str
+) -> None:
+    _announce_engines(load(["env.id=guess_number", *settings]))
+    assert capsys.readouterr() == ("", said)
