@@ -89,10 +89,10 @@ def refuse_mismatch(
     start, limit = judged(metrics, "exp_abs_mean"), failure.max_start_mismatch
     if is_first and start is not None and not start <= limit:
         raise TrainingError(
-            f"with the same weights, trainer and engine differ by a factor of {start:.7g} in the "
-            f"probability of a sampled token, on average {_largest(metrics)}, more than "
-            f"failure.max_start_mismatch={limit:g}: temperature, chat template, precision or the "
-            "weights that are served differ; nothing was trained. Look at the tokens with "
+            f"with the same weights, trainer and engine differ by a factor of {_factor(start)} in "
+            f"the probability of a sampled token, on average {_largest(metrics)}, more than "
+            f"failure.max_start_mismatch={limit:.12g}: temperature, chat template, precision or "
+            "the weights that are served differ; nothing was trained. Look at the tokens with "
             "`agentrl mismatch RUN`; raise the limit for an engine of lower precision"
         )
 
@@ -112,16 +112,22 @@ def warn_of_mismatch(
         progress.mismatch_warnings += 1
         if progress.mismatch_warnings == 1:
             logger.warning(
-                "step %d: with the same weights, trainer and engine differ by a factor of %.4g in "
+                "step %d: with the same weights, trainer and engine differ by a factor of %s in "
                 "the probability of a sampled token, on average %s, more than "
-                "failure.warn_mismatch=%g. Which tokens: agentrl mismatch RUN. Further steps are "
-                "counted in mismatch/warnings",
+                "failure.warn_mismatch=%.12g. Which tokens: agentrl mismatch RUN. Further steps "
+                "are counted in mismatch/warnings",
                 progress.step + 1,
-                found,
+                _factor(found),
                 _largest(metrics),
                 limit,
             )
     return {"mismatch/warnings": progress.mismatch_warnings}
+
+
+def _factor(value: float) -> str:
+    """Write a factor so that one near 1 does not read as 1, which any bound would allow."""
+    excess = value - 1.0
+    return f"1 + {excess:.2g}" if 0.0 < excess < 1e-3 else f"{value:.4g}"
 
 
 def _largest(metrics: Mapping[str, Any]) -> str:
