@@ -67,7 +67,7 @@ def find_compose() -> list[str]:
 def composed(*services: str) -> Iterator[Composed]:
     """Build the image and bring services up for the body; take them down again."""
     with ExitStack() as stack:
-        address = stack.enter_context(docker_engine())
+        address = docker_engine()
         base = _run(
             [sys.executable, str(ROOT / "scripts" / "make_server_base.py")],
             {"DOCKER_HOST": address},

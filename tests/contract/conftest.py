@@ -11,7 +11,21 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # under any import mode of pytest
 
 from abuse_arena import Arena
-from sandbox_arms import ARMS, ArmUnavailable, StartedBackend, cannot_run, started
+from sandbox_arms import (
+    ARMS,
+    UNTIL_TESTS_END,
+    ArmUnavailable,
+    StartedBackend,
+    cannot_run,
+    started,
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _shared_by_files() -> Iterator[None]:
+    """Ends what files share after the last one."""
+    with UNTIL_TESTS_END:
+        yield
 
 
 @pytest.fixture(scope="module", params=list(ARMS))

@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -35,6 +36,9 @@ T = TypeVar("T")
 _ENGINE = Path(__file__).parents[2] / "scripts" / "docker_engine.sh"
 _CANNOT_RUN_HERE = 3
 """Exit code with which the engine's script says so."""
+
+UNTIL_TESTS_END = ExitStack()
+"""What several files use; closed when the tests of this process have ended."""
 
 
 class ArmUnavailable(Exception):
@@ -89,21 +93,31 @@ def started(name: str) -> Iterator[StartedBackend]:
             arm.run(backend.close())
 
 
-@contextmanager
-def docker_engine() -> Iterator[str]:
-    """The address of a Docker engine: that of DOCKER_HOST, else one of our own for the body.
+def docker_engine() -> str:
+    """Return the address of a Docker engine: that of DOCKER_HOST, else one of our own.
 
-    Several test processes share our own; the last one to leave stops it.
+    Our own stays up from one file to the next. Several test processes share it; the last one to
+    end stops it.
     """
     address = os.environ.get("DOCKER_HOST")
     if address:
-        yield address
-        return
+        return address
+    _use_engine()
+    return _control_engine("start")
+
+
+@cache
+def _use_engine() -> None:
+    """Keep our own engine from being stopped before this process's tests have ended."""
+    UNTIL_TESTS_END.enter_context(_engine_in_use())
+
+
+@contextmanager
+def _engine_in_use() -> Iterator[None]:
     with open(_engine_folder() / "users", "w") as users:
         fcntl.flock(users, fcntl.LOCK_SH)
-        address = _control_engine("start")
         try:
-            yield address
+            yield
         finally:
             try:
                 fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -160,9 +174,9 @@ def _open_fragile_local() -> Iterator[tuple[SandboxBackend, Callable[[], object]
 @contextmanager
 def _open_docker() -> Iterator[SandboxBackend]:
     """Containers of an engine on this machine, from an image of this machine's Python."""
-    with docker_engine() as address:
-        image = build_local_image(base_url=address)
-        yield DockerBackend(base_url=address, image=image, idle_boxes=2)
+    address = docker_engine()
+    image = build_local_image(base_url=address)
+    yield DockerBackend(base_url=address, image=image, idle_boxes=2)
 
 
 @contextmanager

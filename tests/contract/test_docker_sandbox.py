@@ -34,14 +34,14 @@ KILLS = 50 if os.environ.get("AGENTRL_SOAK") else 5
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
+def address() -> str:
     """An engine that has an image."""
     try:
-        with docker_engine() as found:
-            build_local_image(base_url=found)
-            yield found
+        found = docker_engine()
     except ArmUnavailable as reason:
         cannot_run("a Docker engine", reason)
+    build_local_image(base_url=found)
+    return found
 
 
 @pytest.fixture
