@@ -25,8 +25,8 @@ LENGTH = (
         "model.warm_start.steps=400",
         "trainer.total_steps=6",
         "trainer.prompts_per_step=12",
-        "eval.val_tasks=0",
-        "eval.test_tasks=0",
+        "eval.val_tasks=1",  # 0 would be all of them
+        "eval.test_tasks=1",
         "trainer.eval_every=0",
     ]
 )
