@@ -99,7 +99,7 @@ def _write_job(
         # With chunks the CPU build dies of requests with seeds; see vllm_setup.py.
         engine |= {"enable_chunked_prefill": False, "max_num_batched_tokens": 4096}
     else:
-        engine["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL"}
+        engine["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
     job = {
         "arm": arm,
         "engine": engine,

@@ -20,6 +20,10 @@ from agentrl.rollout.engines.vllm_wire import Setup
 WORKER_EXTENSION = "agentrl.rollout.engines.vllm_worker.WorkerExtension"
 _CPU_BATCH = 4096
 """Tokens of one step of the CPU build, which takes prompts whole."""
+_GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+"""Steps that also hold prompts run without a graph. ``FULL`` would replay one for them that was
+captured with the shortest prompts there can be, and whatever a longer one has beyond the first tile
+of attention is left uncomputed: the first token of a turn comes from noise, without an error."""
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Largest ranks that vLLM allocates for."""
 _STARTING: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
@@ -99,7 +103,7 @@ def make_setup(config: VLLMEngineConfig, plan: ModelPlan, model_dir: Path) -> Se
         "enforce_eager": bool(config.enforce_eager),
     }
     if not config.enforce_eager and not config.torch_compile:
-        args["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL"}
+        args["compilation_config"] = dict(_GRAPHS)
     if config.max_batched_tokens is not None:
         args["max_num_batched_tokens"] = config.max_batched_tokens
     if config.block_size is not None:
