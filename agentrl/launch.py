@@ -20,6 +20,7 @@ from agentrl.algo.config import CreditConfig
 from agentrl.algo.loss import make_loss
 from agentrl.cluster import open_cluster
 from agentrl.config.cluster import LOCAL, gpu_shortage
+from agentrl.config.code_files import named_files, stamped
 from agentrl.config.load import to_dict
 from agentrl.config.schema import Config
 from agentrl.dist.build import EngineSpec
@@ -30,7 +31,7 @@ from agentrl.errors import ConfigError
 from agentrl.memory_plan import check_memory, keep_plan, sleep_level
 from agentrl.plan import TRAIN, Plan, fit_to_model, make_plan
 from agentrl.resume import claimed_run_dir, restore
-from agentrl.resuming import refuse_finished
+from agentrl.resuming import FILES, refuse_finished
 from agentrl.rollout.buffer import Lookahead, RolloutBuffer, Verdict
 from agentrl.rollout.config import Stragglers
 from agentrl.rollout.engines import EVALUATION_ONLY
@@ -47,6 +48,7 @@ from agentrl.train.compute_thread import ComputeThread
 from agentrl.train.config import TelemetryConfig
 from agentrl.train.credit import has_signal
 from agentrl.train.critic import Critic
+from agentrl.train.environments import code_files
 from agentrl.train.evaluate import Evaluator, choose_tasks
 from agentrl.train.learner import Learner
 from agentrl.train.open_model import keep_model_files
@@ -155,9 +157,11 @@ def _trainer(
     """Put the parts together; ``stack`` closes those that need it."""
     trained = {role: engine for role, engine in engines.items() if specs[role].trainable}
     actor = engines["actor"]
+    code = code_files(plan.environments, config.tools.specs)
+    files = stamped(code | named_files(config))
     checkpoints = CheckpointStore(
         run_dir.checkpoints_path,
-        config=to_dict(config),
+        config={**to_dict(config), FILES: files},
         keep_last=config.trainer.keep_last,
         keep_best=config.trainer.keep_best,
     )
@@ -172,7 +176,7 @@ def _trainer(
         dropped=plan.dropped,
     )
     rules = _lookahead(config, plan.num_steps)
-    progress, line = restore(config, checkpoints, trained, learner, feed, run_dir, rules)
+    progress, line = restore(config, checkpoints, trained, learner, feed, run_dir, rules, files)
     run_dir.write_config(yaml.safe_dump(to_dict(config), sort_keys=False))
     frozen = actor if config.lora.rank else None
     keep_model_files(rollouts.model, run_dir.path, frozen=frozen, trained=progress.step > 0)

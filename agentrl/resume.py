@@ -15,7 +15,7 @@ from agentrl.dist.engine import TrainEngine
 from agentrl.env.entries import run_label
 from agentrl.errors import CheckpointError
 from agentrl.memory_plan import PLAN_FILE
-from agentrl.resuming import REORDER_ON_RESUME, refuse_another_training
+from agentrl.resuming import REORDER_ON_RESUME, moved_files, refuse_another_training
 from agentrl.rollout.buffer import Lookahead, Slot
 from agentrl.rollout.feed import TaskFeed, check_keys
 from agentrl.telemetry.jsonl import missing_steps
@@ -62,6 +62,7 @@ def restore(
     feed: TaskFeed,
     run_dir: RunDir,
     rules: Lookahead,
+    files: Mapping[str, str],
 ) -> tuple[Progress, list[Slot]]:
     """Load the newest sound checkpoint into the parts of a run where it is resumed.
 
@@ -72,18 +73,25 @@ def restore(
     Args:
         engines: by role: those that the checkpoint holds.
         rules: of the line that groups stand in.
+        files: stamps of the run's code.
 
     Raises:
-        CheckpointError: every checkpoint is damaged, or settings that change the training, or the
-            training tasks, differ.
+        CheckpointError: every checkpoint is damaged, or settings that change the training, its
+            code, or the training tasks, differ.
     """
     checkpoint = checkpoints.load_latest() if config.trainer.resume else None
     if checkpoint is None:
         run_dir.rewind(-1)
         return Progress(), []
     if not config.trainer.force_resume:
-        refuse_another_training(checkpoint.config, config)
+        refuse_another_training(checkpoint.config, config, files)
     _tell_what_changes_bits(checkpoint, config)
+    if moved := moved_files(checkpoint.config, files):
+        logger.warning(
+            "code that lies elsewhere now, with the same content: %s. What it reads beside itself "
+            "may be another",
+            "; ".join(moved),
+        )
     progress = read_progress(checkpoint.progress, step=checkpoint.step)
     if missing := missing_steps(run_dir.metrics_path, through=checkpoint.step):
         logger.warning(

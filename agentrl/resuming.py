@@ -12,14 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentrl.config.code_files import has_same_content, named_files, stamped
 from agentrl.config.load import composed, from_yaml, to_dict
 from agentrl.config.schema import Config
 from agentrl.config.validate import validate
 from agentrl.dist.config import Schedule
 from agentrl.errors import CheckpointError, ConfigError
-from agentrl.train.settings import refuse_changed_settings
+from agentrl.train.settings import is_among, refuse_changed_settings
 
 CONFIG_FILE = "config.yaml"
+FILES = "files"
+"""Beside the settings that a checkpoint holds: stamps of the code that they name."""
 # Settings that a resumed run may change: they decide where, how long and when to give up, not what
 # is trained.
 FREE_ON_RESUME = (
@@ -142,17 +145,54 @@ def refuse_finished(config: Config, run: str, *, step: int, total_steps: int) ->
     )
 
 
-def refuse_another_training(saved: Mapping[str, Any], config: Config) -> None:
+def refuse_another_training(
+    saved: Mapping[str, Any], config: Config, files: Mapping[str, str] | None = None
+) -> None:
     """Refuse settings that would train something else than those a checkpoint was made with.
+
+    So would other code under the same name: a file of another folder, or one that was edited.
+
+    Args:
+        files: stamps of all code of the run; None: of what settings name, which files alone tell.
 
     Raises:
         CheckpointError: names each with both values, and why the length of a run is one of them.
     """
+    before, now = _stamps(saved), stamped(named_files(config)) if files is None else files
+    edited = [
+        name
+        for name in before.keys() & now.keys()
+        if not has_same_content(before[name], now[name]) and not is_among(name, FREE_ON_RESUME)
+    ]
+    settings = {name: value for name, value in saved.items() if name != FILES}
+    code = [{f"the file of {name}": stamps[name] for name in edited} for stamps in (before, now)]
     # A longer run is the same run only where the learning rate does not depend on its length.
     scheduled = " and ".join(_scheduled(config))
     free = (*FREE_ON_RESUME, *REORDER_ON_RESUME, *(() if scheduled else _LENGTH))
     why = f"{scheduled} makes the learning rate of every step depend on the length of the run"
-    refuse_changed_settings(saved, to_dict(config), free=free, why=dict.fromkeys(_LENGTH, why))
+    refuse_changed_settings(
+        settings | code[0],
+        to_dict(config) | code[1],
+        free=free,
+        why=dict.fromkeys(_LENGTH, why),
+    )
+
+
+def moved_files(saved: Mapping[str, Any], files: Mapping[str, str]) -> list[str]:
+    """Say which code lies elsewhere than when a checkpoint was made, its content unchanged."""
+    return [
+        f"{name} ({before.partition(' ')[2]} is now {files[name].partition(' ')[2]})"
+        for name, before in _stamps(saved).items()
+        if name in files and before != files[name] and has_same_content(before, files[name])
+    ]
+
+
+def _stamps(saved: Mapping[str, Any]) -> dict[str, str]:
+    """Return the stamps that a checkpoint holds; none of one that was made without."""
+    found = saved.get(FILES)
+    if not isinstance(found, Mapping):
+        return {}
+    return {name: stamp for name, stamp in found.items() if isinstance(stamp, str)}
 
 
 def _scheduled(config: Config) -> Iterator[str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from agentrl.env.base import Env
@@ -15,6 +17,8 @@ from agentrl.env.validate import check_tools
 from agentrl.errors import ConfigError
 from agentrl.tool.binding import Toolbox
 from agentrl.tool.config import ToolsConfig
+from agentrl.tool.runners.python import PythonTarget
+from agentrl.tool.spec import ToolSpec
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -73,6 +77,37 @@ def refuse_idle_specs(made: Sequence[Environment], specs: Mapping[str, str]) -> 
                 f"{', '.join(item.name for item in made)}; {hint}"
                 f"known: {', '.join(names) or 'none'}"
             )
+
+
+def code_files(made: Sequence[Environment], specs: Mapping[str, str]) -> dict[str, Path]:
+    """Return the files of environments and tools that are named by a path or an import path.
+
+    What is registered comes with its pack, and agentrl's own code with its version.
+
+    Args:
+        specs: ``tools.specs``.
+    """
+    found: dict[str, Path] = {}
+    for item in made:
+        home = type(item.env).__module__
+        file = getattr(sys.modules.get(home), "__file__", None)
+        if ":" in item.entry.config.id and file and not home.startswith("agentrl."):
+            found[f"{item.entry.key}.id"] = Path(file).resolve()
+        for name, binding in item.toolbox.bindings.items():
+            entry = item.toolbox.state_keys[name]
+            given = specs.get(entry, entry)
+            if given.endswith((".yaml", ".yml")) or ":" in given:
+                found |= _tool_files(binding.spec, f"the tool {name} of {item.name}")
+    return found
+
+
+def _tool_files(spec: ToolSpec, label: str) -> dict[str, Path]:
+    """Return where a spec stands, and the code that lies beside it."""
+    found = {label: spec.path}
+    location = spec.target.location if isinstance(spec.target, PythonTarget) else ""
+    if (file := location.rpartition(":")[0]).endswith(".py"):
+        found[f"{label} (python)"] = (spec.path.parent / file).resolve()
+    return found
 
 
 def need_sandboxes(environments: Sequence[Environment]) -> bool:

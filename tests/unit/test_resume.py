@@ -13,7 +13,7 @@ import pytest
 from agentrl.config.load import load, to_dict
 from agentrl.errors import CheckpointError
 from agentrl.resume import read_progress, restore
-from agentrl.resuming import FREE_ON_RESUME, REORDER_ON_RESUME
+from agentrl.resuming import FILES, FREE_ON_RESUME, REORDER_ON_RESUME
 from agentrl.rollout.buffer import Lookahead
 from agentrl.train.checkpoint import CheckpointStore
 from agentrl.train.progress import Progress
@@ -69,10 +69,21 @@ class _Part:
         self.given.append(step)
 
 
-def _resume(tmp_path: Path, changes: list[str], *, old_torch: bool = False) -> list[object]:
-    """Save a run at step 3, resume it with ``changes``; return what its engine was given."""
+def _resume(
+    tmp_path: Path,
+    changes: list[str],
+    *,
+    old_torch: bool = False,
+    code: tuple[str, str] = ("1 /env.py", "1 /env.py"),
+) -> list[object]:
+    """Save a run at step 3, resume it with ``changes``; return what its engine was given.
+
+    Args:
+        code: stamps of the environment's file, then and now.
+    """
     settings = ["env.id=any", "model=tiny"]
-    store = CheckpointStore(tmp_path, config=to_dict(load(settings)))
+    saved = {**to_dict(load(settings)), FILES: {"env.id": code[0]}}
+    store = CheckpointStore(tmp_path, config=saved)
     store.save(3, {}, SAVED, score=None)
     store.flush()
     checkpoint = store.load(3)
@@ -90,6 +101,7 @@ def _resume(tmp_path: Path, changes: list[str], *, old_torch: bool = False) -> l
         parts["feed"],
         parts["run_dir"],
         Lookahead(prompts_per_step=2),
+        {"env.id": code[1], "tool new": "3 /tool.yaml"},
     )
     assert progress.step == 3 and parts["run_dir"].given == [3] and line == []
     return parts["engine"].given
@@ -133,6 +145,18 @@ def test_what_trains_something_else_is_refused_unless_forced(tmp_path: Path, cha
     with pytest.raises(CheckpointError, match=change.partition("=")[0]):
         _resume(tmp_path, [change])
     assert _resume(tmp_path, [change, "trainer.force_resume=true"])
+
+
+def test_other_code_is_refused_unless_forced_and_code_that_was_moved_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    edited = ("1 /env.py", "2 /env.py")
+    with pytest.raises(CheckpointError, match=r"file of env.id was '1 /env.py' and is now '2 /env"):
+        _resume(tmp_path, [], code=edited)
+    assert _resume(tmp_path, ["trainer.force_resume=true"], code=edited)
+    assert "lies elsewhere" not in caplog.text
+    assert _resume(tmp_path, [], code=("1 /env.py", "1 /new/env.py"))
+    assert "lies elsewhere now, with the same content: env.id (/env.py is now /new/" in caplog.text
 
 
 def test_settings_that_may_change_are_settings() -> None:

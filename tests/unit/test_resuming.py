@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from agentrl.config.code_files import named_files, stamped
 from agentrl.config.load import load, to_dict
 from agentrl.errors import AgentRLError, CheckpointError, ConfigError
 from agentrl.resume import _whole_pools
-from agentrl.resuming import resumed_config
+from agentrl.resuming import FILES, resumed_config
 from agentrl.train.checkpoint import CheckpointStore
 
 BASE = ["env.id=guess_number", "trainer.total_steps=4"]
@@ -18,10 +19,11 @@ BASE = ["env.id=guess_number", "trainer.total_steps=4"]
 
 def run_at(path: Path, step: int, *settings: str) -> str:
     """Write what a run leaves of its settings and its newest checkpoint."""
-    config = to_dict(load([*BASE, *settings]))
+    config = load([*BASE, *settings])
     path.mkdir()
-    (path / "config.yaml").write_text(yaml.safe_dump(config))
-    store = CheckpointStore(path / "checkpoints", config=config)
+    (path / "config.yaml").write_text(yaml.safe_dump(to_dict(config)))
+    saved = {**to_dict(config), FILES: stamped(named_files(config))}
+    store = CheckpointStore(path / "checkpoints", config=saved)
     store.save(step, {}, {"step": step}, score=None)
     store.flush()
     return str(path)
@@ -72,7 +74,7 @@ def test_what_files_alone_can_tell_is_refused_before_torch_loads(
     code = (
         "import sys\n"
         "from agentrl.errors import AgentRLError\n"
-        "from agentrl.resuming import resumed_config\n"
+        "from agentrl.resuming import FILES, resumed_config\n"
         "for run, changes in ((sys.argv[1], sys.argv[2:]), ('nowhere', [])):\n"
         "    try:\n"
         "        resumed_config(run, changes)\n"
@@ -140,3 +142,42 @@ def test_settings_of_another_training_need_force(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="trainer.force_resume=true"):
         resumed_config(run, ["actor.lr=0.5"])
     assert resumed_config(run, ["actor.lr=0.5", "trainer.force_resume=true"]).actor.lr == 0.5
+
+
+def test_code_of_another_folder_or_that_was_edited_needs_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there):
+        folder.mkdir()
+        (folder / "env.py").write_text("mine")
+        (folder / "tool.yaml").write_text("mine")
+    monkeypatch.chdir(here)
+    run = run_at(tmp_path / "run", 2, "env.id='./env.py:E'", "tools.specs.python=./tool.yaml")
+    assert resumed_config(run, []).env.id == "./env.py:E"
+    monkeypatch.chdir(there)
+    assert resumed_config(run, [])  # the same code
+    (there / "env.py").write_text("another")
+    was, now = f"'[0-9a-f]{{16}} {here}/env.py'", f"'[0-9a-f]{{16}} {there}/env.py'"
+    with pytest.raises(CheckpointError, match=f"the file of env.id was {was} and is now {now}. Us"):
+        resumed_config(run, [])
+    monkeypatch.chdir(here)
+    (here / "tool.yaml").write_text("edited")
+    with pytest.raises(CheckpointError, match=r"the file of tools.specs.python was .*force_resume"):
+        resumed_config(run, [])
+    with pytest.raises(CheckpointError, match=r"actor.lr was .*; the file of tools.specs.python"):
+        resumed_config(run, ["actor.lr=0.5"])
+    assert resumed_config(run, ["trainer.force_resume=true"]).env.id == "./env.py:E"
+
+
+@pytest.mark.parametrize("files", [None, [], {"env.id": 3}, {"gone": "0 /gone.py"}])
+def test_a_checkpoint_without_stamps_of_the_code_goes_on(tmp_path: Path, files: object) -> None:
+    env = tmp_path / "env.py"
+    env.write_text("mine")
+    run = run_at(tmp_path / "run", 2, f"env.id='{env}:E'")
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    store = CheckpointStore(tmp_path / "run" / "checkpoints", config={**config, FILES: files})
+    store.save(3, {}, {"step": 3}, score=None)
+    store.flush()
+    env.write_text("edited")
+    assert resumed_config(run, [])

@@ -9,7 +9,12 @@ import pytest
 from agentrl.env.config import EnvConfig, MixEntry
 from agentrl.errors import ConfigError, ToolSpecError
 from agentrl.tool.config import ToolsConfig
-from agentrl.train.environments import make_environments, need_sandboxes, refuse_idle_specs
+from agentrl.train.environments import (
+    code_files,
+    make_environments,
+    need_sandboxes,
+    refuse_idle_specs,
+)
 
 ECHO = "agentrl.testing:EchoEnv"
 PYTHON = {"tools": ["python"]}
@@ -56,3 +61,38 @@ def test_a_wrong_argument_is_named_with_its_entry() -> None:
 def test_one_environment_that_needs_sandboxes_is_enough() -> None:
     mix = [MixEntry(id=ECHO), MixEntry(id="code_sandbox")]
     assert need_sandboxes(make_environments(EnvConfig(mix=mix)))
+
+
+TOOL = """
+name: {name}
+description: Adds.
+parameters: {{type: object, properties: {{a: {{type: integer}}}}, required: [a]}}
+python: ./code.py:add
+"""
+
+
+def test_files_of_code_are_those_that_paths_and_import_paths_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "code.py").write_text("def add(a: int) -> int:\n    return a + 1\n")
+    for name in ("mine", "python"):
+        (tmp_path / f"{name}.yaml").write_text(TOOL.format(name=name))
+    (tmp_path / "imported_env.py").write_text(
+        "from agentrl.testing import EchoEnv\n\nclass Own(EchoEnv):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    specs = {"python": str(tmp_path / "python.yaml")}
+    tools = {"tools": ["calculator", "python", str(tmp_path / "mine.yaml")]}
+    mix = [
+        MixEntry(id="imported_env:Own", name="own"),
+        MixEntry(id=ECHO, name="coder", kwargs=tools),
+        MixEntry(id="qa"),
+    ]
+    made = make_environments(EnvConfig(mix=mix), ToolsConfig(specs=specs))
+    assert code_files(made, specs) == {
+        "env.mix[0].id": tmp_path / "imported_env.py",
+        "the tool mine of coder": tmp_path / "mine.yaml",
+        "the tool mine of coder (python)": tmp_path / "code.py",
+        "the tool python of coder": tmp_path / "python.yaml",
+        "the tool python of coder (python)": tmp_path / "code.py",
+    }
