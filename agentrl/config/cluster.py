@@ -152,6 +152,26 @@ def _weight_sync_problems(config: WeightSyncConfig) -> Iterator[str]:
         )
 
 
+def _transport_problems(config: Config) -> Iterator[str]:
+    """Say what the settings alone tell; who lies where is known when all processes are placed."""
+    transport = config.weight_sync.transport
+    share = rollout_share(config)
+    home = config.placement.roles.get("actor", DEFAULT_POOL)
+    trains_on_gpus = placement_of(config).pools.get(home, PoolConfig()).gpus_per_rank > 0
+    problem = None
+    if transport in ("cuda_ipc", "nccl") and not (trains_on_gpus and share.gpus > 0):
+        problem = "needs GPUs for training ranks (cluster.gpus) and for rollout workers"
+    elif transport == "nccl" and share.shared and home == DEFAULT_POOL:
+        problem = (
+            "rollout workers share the GPUs of training ranks, which nccl cannot use; give them "
+            "their own with cluster.gpus_per_rollout_worker=1"
+        )
+    elif transport == "shm" and share.gpus > 0:
+        problem = "is between CPUs, and rollout workers are on GPUs"
+    if problem is not None:
+        yield f"weight_sync.transport={transport}: {problem}, or leave it at auto"
+
+
 def _local_problems(config: Config) -> Iterator[str]:
     if config.weight_sync.transport != AUTO:
         yield (
@@ -187,6 +207,7 @@ def _gpu_problems(config: Config) -> Iterator[str]:
     pool = placement_of(config).pools.get(DEFAULT_POOL, PoolConfig())
     if any(pool_problems("", pool)) or config.rollout.workers < 1:
         return  # told by its own name; what follows divides by it
+    yield from _transport_problems(config)
     if rollout_share(config).shared and config.rollout.max_staleness:
         yield (
             f"rollout.max_staleness={config.rollout.max_staleness} with rollout workers that share "

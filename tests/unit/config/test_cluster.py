@@ -12,12 +12,27 @@ from agentrl.errors import ConfigError
 
 ENV = "env.id=guess_number"
 RAY = [ENV, "cluster=ray"]
+CUDA_IPC = "weight_sync.transport=cuda_ipc"
 
 
 def test_cluster_ray_is_a_choice() -> None:
     config = load([*RAY, "rollout.workers=3"])
     assert (config.cluster.kind, config.rollout.workers) == ("ray", 3)
     assert load([ENV]).cluster.kind == "local"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["weight_sync.transport=shm"],
+        ["weight_sync.transport=gloo", "cluster.gpus=1"],
+        [CUDA_IPC, "cluster.gpus=1"],
+        ["weight_sync.transport=nccl", "cluster.gpus=1", "cluster.gpus_per_rollout_worker=1"],
+        ["weight_sync.transport=shm", "cluster.gpus=1", "cluster.gpus_per_rollout_worker=0"],
+    ],
+)
+def test_a_transport_that_fits_is_accepted(settings: list[str]) -> None:
+    load([*RAY, *settings])
 
 
 @pytest.mark.parametrize(
@@ -36,6 +51,17 @@ def test_cluster_ray_is_a_choice() -> None:
         ([ENV, "weight_sync.timeout_s=nan"], "weight_sync.timeout_s=nan"),
         ([ENV, "weight_sync.transport=gloo"], "transport=gloo.*add cluster=ray, or leave it at"),
         ([ENV, "weight_sync.transport=my.ways:NEW"], "transport=my.ways:NEW.*add cluster=ray"),
+        ([*RAY, "weight_sync.transport=nccl"], "transport=nccl: needs GPUs for .*leave it at auto"),
+        ([*RAY, "weight_sync.transport=cuda_ipc"], "transport=cuda_ipc: needs GPUs for training"),
+        (
+            [*RAY, "cluster.gpus=1", "cluster.gpus_per_rollout_worker=0", CUDA_IPC],
+            "transport=cuda_ipc: needs GPUs for training ranks .* and for rollout workers",
+        ),
+        ([*RAY, "cluster.gpus=1", "weight_sync.transport=nccl"], "nccl: rollout workers share"),
+        (
+            [*RAY, "cluster.gpus=1", "weight_sync.transport=shm"],
+            "shm: is between CPUs, and rollout",
+        ),
         ([*RAY, "weight_sync.transport=ncl"], "'ncl' is unknown; did you mean nccl"),
         ([*RAY, "weight_sync.timeout_s=inf"], "weight_sync.timeout_s=inf"),
         ([*RAY, "cluster.gpus_per_rollout_worker=1.5"], "a whole number"),
