@@ -29,7 +29,8 @@ def count_empty_step(progress: Progress, failure: FailureConfig, why: str) -> Me
         raise TrainingError(
             f"{progress.empty_steps} steps in a row had no group to learn from: {why}. "
             "Every sample of each prompt earned the same, failed, or was rejected; look at "
-            "report.html, make tasks easier, raise rollout.n, or start from a better model"
+            "report.html, make tasks easier, raise rollout.n, start from a better model, or allow "
+            f"more than failure.max_empty_steps={failure.max_empty_steps}"
         )
     return {"group/empty_steps": progress.empty_steps}
 
