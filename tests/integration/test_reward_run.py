@@ -66,6 +66,17 @@ def test_a_run_trains_and_is_evaluated_on_a_function_of_a_file(folder: Path):
     assert (overall["reward"], overall["success"]["mean"]) == (-1.0, 0.0)
 
 
+def test_a_run_does_not_go_on_with_another_function_of_the_same_name(
+    folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "r.py").write_text(SOURCE)
+    settings = [*SMALL, "reward.path=./r.py:brief", "reward.kwargs.limit=99"]
+    agentrl(tmp_path, "train", "--env", "guess_number", *settings, "trainer.run_dir=run")
+    (tmp_path / "r.py").write_text(SOURCE.replace("1.0 if", "0.5 if"))
+    out = agentrl(tmp_path, "train", "--resume", "run", expect=2)
+    assert "the file of reward.path was" in out and "force_resume" in out
+
+
 def test_a_function_that_always_fails_stops_the_run_with_its_name(folder: Path):
     out = agentrl(
         folder, "train", "--env", "guess_number", *SMALL, "trainer.run_dir=failing",
