@@ -22,6 +22,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.timeout(600),
 ]
+CONTEXT = 512  # the models have as many positions
 SHAPES = ["tiny-qwen3", "tiny-llama"]
 
 
@@ -43,7 +44,7 @@ class Served:
 
 def open_engine(model: Any, **settings: Any) -> Iterator[Served]:
     with asyncio.Runner() as runner:
-        settings = {"max_context": 384, "max_num_seqs": 32, "gpu_memory_fraction": 0.05} | settings
+        settings = {"max_context": CONTEXT, "gpu_memory_fraction": 0.05} | settings
         engine = VLLMEngine(model, VLLMEngineConfig(**settings))
         try:
             runner.run(engine.start())
@@ -65,24 +66,24 @@ def fast() -> Iterator[Served]:
     yield from open_engine(model, sleep=True, lora_rank=4)
 
 
-def ask(session: str = "s", **sampling: Any) -> GenerateRequest:
+def ask(session: str = "s", num_prompt: int = 40, **sampling: Any) -> GenerateRequest:
     sampling = {"max_tokens": 24, "seed": 3} | sampling
-    prompt = [(7 * i) % 100 for i in range(40)]
+    prompt = [(7 * i) % 100 for i in range(num_prompt)]
     return GenerateRequest(
         prompt_ids=prompt, sampling=SamplingParams(**sampling), session_id=session
     )
 
 
 @torch.no_grad()
-def logits_of(model: Any, ids: list[int]) -> torch.Tensor:
+def logits_of(model: Any, ids: list[int], num_prompt: int = 40) -> torch.Tensor:
     """Return what the model says of each token of a turn after the prompt of `ask`: [T, V]."""
-    prompt = list(ask().prompt_ids)
+    prompt = list(ask(num_prompt=num_prompt).prompt_ids)
     whole = torch.tensor([prompt + ids], device="cuda")
     return model(whole).logits[0, len(prompt) - 1 : -1].float().cpu()
 
 
-def logprobs_of(model: Any, ids: list[int], temperature: float = 1.0) -> torch.Tensor:
-    rows = torch.log_softmax(logits_of(model, ids) / temperature, dim=-1)
+def logprobs_of(model: Any, ids: list[int], num_prompt: int = 40) -> torch.Tensor:
+    rows = torch.log_softmax(logits_of(model, ids, num_prompt), dim=-1)
     return rows.gather(1, torch.tensor(ids)[:, None])[:, 0]
 
 
@@ -123,6 +124,30 @@ def test_log_probabilities_in_bfloat16_are_near_those_of_the_model(fast: Served)
     other = fast.turn(max_tokens=200)
     gap = (torch.tensor(other.logprobs) - logprobs_of(fast.model, other.ids)).abs()
     assert gap.mean() > 0.5  # or the comparison sees nothing
+
+
+@pytest.mark.parametrize("num_prompt", [3, 40, 130, 300, 480])
+def test_prompts_of_any_length_are_computed_whole(fast: Served, num_prompt: int) -> None:
+    fast.update(num_prompt)
+    turn = fast.turn(num_prompt=num_prompt, max_tokens=16)
+    expected = logprobs_of(fast.model, turn.ids, num_prompt)
+    assert turn.logprobs == pytest.approx(expected.tolist(), abs=0.3)  # bfloat16; noise is nats off
+
+
+def test_turns_that_begin_while_others_are_decoded_are_computed_whole(fast: Served) -> None:
+    async def staggered() -> list[tuple[int, Generation]]:
+        async def one(index: int) -> tuple[int, Generation]:
+            await asyncio.sleep(0.01 * index)
+            length = 20 + 29 * (index % 12)
+            request = ask(f"s{index}", num_prompt=length, seed=index, max_tokens=60)
+            return length, await fast.engine.generate(request)
+
+        return await asyncio.gather(*(one(index) for index in range(48)))
+
+    fast.update(1)
+    for length, turn in fast.run(staggered()):
+        expected = logprobs_of(fast.model, turn.ids, length)
+        assert turn.logprobs == pytest.approx(expected.tolist(), abs=0.5)
 
 
 def test_an_adapter_changes_what_is_sampled_as_in_the_model(fast: Served, tmp_path: Path) -> None:

