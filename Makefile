@@ -10,7 +10,7 @@ BIN    := $(VENV)/bin
 VERL_BIN := .venv-verl/bin
 DEMO_ARGS ?=
 
-.PHONY: setup setup-dev docker demo test parity soak check bench clean
+.PHONY: setup setup-dev bytecode docker demo test parity soak check bench clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -40,13 +40,18 @@ $(VENV)/.stamp-dev: $(VENV)/.stamp-run
 	$(BIN)/python -m pip install --quiet --no-deps llm-router-utils==0.8.1 trl==1.16.0 litellm==1.110.2
 	@touch $@
 
+bytecode: setup-dev
+# Tests start hundreds of processes; where PYTHONDONTWRITEBYTECODE is set each would compile all modules again.
+	$(BIN)/python -m compileall -q agentrl envs tools sandboxes
+
+
 demo: setup  ## train a tool-using policy on this machine, from nothing, in minutes
 	$(BIN)/agentrl train --env code_sandbox $(DEMO_ARGS)
 
 docker:  ## a Docker engine for tests, installed where it is missing and this is root
 	scripts/docker_engine.sh start >/dev/null && scripts/docker_engine.sh stop >/dev/null || test $$? = 3
 
-test: setup-dev docker check  ## what CI runs: small counts
+test: setup-dev docker check bytecode  ## what CI runs: small counts
 	rm -f .coverage .coverage.*
 # A file is one worker's, so that what a module opens is opened once; long files come first.
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --cov=agentrl --cov-report=term:skip-covered --cov-fail-under=85
