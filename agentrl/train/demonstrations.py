@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
 
@@ -38,11 +39,20 @@ _LIMITS = LoopLimits(
 )
 
 
+@dataclass(slots=True, frozen=True, kw_only=True)
+class FailedEpisode:
+    """What came of a demonstration that could not be played."""
+
+    cause: str
+
+
 class Play(Protocol):
     """Plays the policy of one demonstration."""
 
-    async def __call__(self, demonstration: Demonstration, index: int) -> Sequence[Message] | None:
-        """Return the conversation; None where the episode failed."""
+    async def __call__(
+        self, demonstration: Demonstration, index: int
+    ) -> Sequence[Message] | FailedEpisode:
+        """Return the conversation, or why there is none."""
         ...
 
 
@@ -72,7 +82,8 @@ async def collect_demonstrations(
     source = f"demonstrations({split!r}, seed={seed}) of {type(env).__name__}"
     demonstrations = _iterate(env, split, seed, source)
     examples: list[ChatExample] = []
-    num_drawn = num_failed = 0
+    num_drawn = 0
+    failed: list[FailedEpisode] = []
     while len(examples) < count:
         drawn = list(islice(demonstrations, min(_AT_ONCE, count - len(examples))))
         if not drawn:
@@ -81,15 +92,16 @@ async def collect_demonstrations(
             *(_messages(item, num_drawn + i, source, play) for i, item in enumerate(drawn))
         )
         num_drawn += len(drawn)
-        for messages in played:
-            if messages is None:
-                num_failed += 1
+        for found in played:
+            if isinstance(found, FailedEpisode):
+                failed.append(found)
             else:
-                examples.append(ChatExample(messages=messages, tools=tools, source=source))
-        if num_failed > MAX_FAILED_FRACTION * max(num_drawn, _AT_ONCE):
+                examples.append(ChatExample(messages=found, tools=tools, source=source))
+        if len(failed) > MAX_FAILED_FRACTION * max(num_drawn, _AT_ONCE):
             raise EnvError(
-                f"{source}: {num_failed} of {num_drawn} episodes failed while they were played; "
-                "run `agentrl envs check` on the environment"
+                f"{source}: {len(failed)} of {num_drawn} episodes failed while they were played, "
+                f"the first with {failed[0].cause}; where that is the environment's own fault, "
+                "`agentrl envs check` shows more of it"
             )
         if on_progress is not None:
             on_progress(len(examples))
@@ -120,7 +132,7 @@ async def open_player(
         limits=_LIMITS,
     )
 
-    async def play(demonstration: Demonstration, index: int) -> Sequence[Message] | None:
+    async def play(demonstration: Demonstration, index: int) -> Sequence[Message] | FailedEpisode:
         request = EpisodeRequest(
             env_id=env.id,
             task=demonstration.task,
@@ -129,7 +141,9 @@ async def open_player(
         )
         hosted = await hosts.open()
         trajectory = await loop.run(hosted, request, policy=demonstration.policy)
-        return None if trajectory.failed else trajectory.messages
+        if trajectory.failed:
+            return FailedEpisode(cause=trajectory.error or str(trajectory.stop_reason))
+        return trajectory.messages
 
     try:
         yield play
@@ -143,7 +157,7 @@ async def _no_model(request: GenerateRequest) -> Generation:
 
 async def _messages(
     demonstration: Any, index: int, source: str, play: Play
-) -> Sequence[Message] | None:
+) -> Sequence[Message] | FailedEpisode:
     if not isinstance(demonstration, Demonstration):
         raise EnvError(
             f"{source} yielded {type(demonstration).__name__}, want a Demonstration (item {index})"
@@ -153,8 +167,8 @@ async def _messages(
         if demonstration.policy is None:
             raise EnvError(f"{source}: item {index} has neither messages nor a policy")
         messages = await play(demonstration, index)
-        if messages is None:
-            return None
+        if isinstance(messages, FailedEpisode):
+            return messages
     try:
         return check_messages(messages, f"{source}, item {index}")
     except DataError as error:

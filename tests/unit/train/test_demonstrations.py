@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from itertools import count
+from itertools import count, cycle
 from typing import Any
 
 import pytest
@@ -11,11 +11,12 @@ from agentrl.agent.renderer import Renderer
 from agentrl.env.base import Demonstration, Env, Observation, ScriptedTurn
 from agentrl.env.config import EnvConfig
 from agentrl.errors import EnvError
+from agentrl.sandbox.base import SandboxProvider
 from agentrl.testing import EchoEnv, FakeSandboxes, make_tokenizer
 from agentrl.tool.binding import Toolbox
 from agentrl.train.demonstrations import collect_demonstrations, open_player
 from agentrl.train.sft_data import ChatExample
-from agentrl.types import Action, Message, Task
+from agentrl.types import Action, Message, Task, ToolCall
 
 
 class Written(EchoEnv):
@@ -64,13 +65,20 @@ class Doubling(Env):
             yield Demonstration(task=tasks[index % len(tasks)], policy=policy)
 
 
-def _collect(env: Any, num: int, **kwargs: Any) -> list[ChatExample]:
+def _collect(
+    env: Any,
+    num: int,
+    *,
+    tools: Sequence[str] = (),
+    sandboxes: SandboxProvider | None = None,
+    **kwargs: Any,
+) -> list[ChatExample]:
     async def run() -> list[ChatExample]:
         config = EnvConfig(id=f"{__file__}:{type(env).__name__}", kwargs=kwargs, process=False)
         async with open_player(
             config,
-            toolbox=Toolbox(),
-            sandboxes=FakeSandboxes(),
+            toolbox=Toolbox(tools),
+            sandboxes=sandboxes or FakeSandboxes(),
             renderer=Renderer(make_tokenizer()),
             seed=0,
         ) as play:
@@ -99,9 +107,26 @@ def test_scripted_policies_are_played_against_the_real_environment() -> None:
     assert [example.messages[1]["content"] for example in examples] == ["0", "2", "4", "6", "0"]
 
 
-def test_too_many_failed_episodes_are_an_error_that_says_how_many() -> None:
-    with pytest.raises(EnvError, match=r"\d+ of 64 episodes failed"):
+def test_too_many_failed_episodes_are_an_error_that_says_how_many_and_why() -> None:
+    with pytest.raises(EnvError, match=r"\d+ of 64 episodes failed.*RuntimeError: odd"):
         _collect(Doubling(broken=True), 64, broken=True)
+
+
+class _Computing(Doubling):
+    """Whose demonstrations have the tool compute."""
+
+    def demonstrations(self, split: str, seed: int) -> Iterator[Demonstration]:
+        def policy(messages: Sequence[Message]) -> ScriptedTurn:
+            call = ToolCall(name="python", arguments={"code": "1"})
+            return ScriptedTurn(tool_calls=[call])
+
+        for task in cycle(self.tasks(split)):
+            yield Demonstration(task=task, policy=policy)
+
+
+def test_sandboxes_that_cannot_be_had_are_named_as_the_cause() -> None:
+    with pytest.raises(EnvError, match=r"64 of 64 episodes failed.*no sandbox could be had"):
+        _collect(_Computing(), 64, tools=["python"], sandboxes=FakeSandboxes(fails=True))
 
 
 class _Bad(EchoEnv):
