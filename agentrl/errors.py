@@ -151,6 +151,14 @@ class Preempted(AgentRLError):
     """The run was asked to stop and did so at a step boundary; says how to go on."""
 
 
+EXIT_INTERRUPTED = 130
+"""Exit status of a command that Ctrl-C ended."""
+
+
+class Interrupted(AgentRLError):
+    """Ctrl-C ended the run where it stood; says what is saved, and how to go on."""
+
+
 class TrainingError(AgentRLError):
     """Training cannot go on: no signal, or non-finite gradients in a row."""
 

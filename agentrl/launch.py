@@ -52,7 +52,7 @@ from agentrl.train.environments import code_files
 from agentrl.train.evaluate import Evaluator, choose_tasks
 from agentrl.train.learner import Learner
 from agentrl.train.open_model import keep_model_files
-from agentrl.train.preemption import stop_on_sigterm
+from agentrl.train.preemption import going_on, resume_command, stop_on_sigterm
 from agentrl.train.progress import Progress
 from agentrl.train.rng_state import seed_rng
 from agentrl.train.tasks import (
@@ -65,11 +65,17 @@ from agentrl.types import TrajectoryGroup
 logger = logging.getLogger(__name__)
 
 
-async def train(config: Config, *, announce: Callable[[str], None] = logger.info) -> Path:
+async def train(
+    config: Config,
+    *,
+    announce: Callable[[str], None] = logger.info,
+    begun: Callable[[Path], None] = lambda path: None,
+) -> Path:
     """Run `agentrl train`; returns the run directory.
 
     Args:
         announce: told where the run is, before and after.
+        begun: given the run directory once there is something to go on with.
 
     Raises:
         ConfigError: the run that is resumed has finished.
@@ -82,7 +88,8 @@ async def train(config: Config, *, announce: Callable[[str], None] = logger.info
         announce(f"run directory: {path}")
         if config.actor.compile or config.critic.compile:
             announce(COMPILES)
-        how_to_go_on = f"go on from its last checkpoint with: agentrl train --resume {path}"
+        begun(path)
+        how_to_go_on = partial(going_on, path, resume_command(path))
         with stop_on_sigterm(
             trainer.request_stop, grace_s=config.trainer.grace_s, how_to_go_on=how_to_go_on
         ):

@@ -39,8 +39,8 @@ from agentrl.train.config import TINY
 from agentrl.train.environments import make_environments, refuse_idle_specs
 from agentrl.train.interruption import interruptible
 from agentrl.train.open_model import warm_start_progress
-from agentrl.train.preemption import stop_on_sigterm
-from agentrl.train.sft import HOW_TO_GO_ON, SFTResult, SFTStep, run_sft
+from agentrl.train.preemption import going_on, stop_on_sigterm
+from agentrl.train.sft import SAME_COMMAND, SFTResult, SFTStep, run_sft
 from agentrl.train.sft_config import SFTConfig
 from agentrl.train.sft_data import (
     ChatExample,
@@ -162,7 +162,7 @@ def _tune(
                 asked.append,
                 grace_s=settings.grace_s,
                 setting="grace_s",
-                how_to_go_on=HOW_TO_GO_ON,
+                how_to_go_on=partial(going_on, run.path, SAME_COMMAND),
                 at_once=True,  # the event loop does not turn while this trains
             ):
                 result = run_sft(

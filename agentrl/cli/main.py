@@ -77,7 +77,7 @@ def main() -> None:
     # Threads that spin while they wait starve the sandboxes on small machines. Read when torch
     # loads, so it has to stand here.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from agentrl.errors import AgentRLError, ConfigError
+    from agentrl.errors import EXIT_INTERRUPTED, AgentRLError, ConfigError
     from agentrl.extras import misfit
 
     try:
@@ -103,7 +103,7 @@ def main() -> None:
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
-        sys.exit(130)
+        sys.exit(EXIT_INTERRUPTED)
     except (ImportError, RuntimeError) as error:
         if (problem := misfit(error)) is None:
             raise
@@ -113,10 +113,11 @@ def main() -> None:
 
 
 def _refuse(error: BaseException) -> NoReturn:
-    from agentrl.errors import EXIT_PREEMPTED, Preempted
+    from agentrl.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, Interrupted, Preempted
 
     click.secho(f"{type(error).__name__}: {error}", fg="red", err=True)
-    sys.exit(EXIT_PREEMPTED if isinstance(error, Preempted) else 2)
+    codes = {Preempted: EXIT_PREEMPTED, Interrupted: EXIT_INTERRUPTED}
+    sys.exit(codes.get(type(error), 2))
 
 
 def _exited(ending: SystemExit) -> AgentRLError:

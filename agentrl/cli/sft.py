@@ -53,10 +53,20 @@ def command(
     sources = sft_sources(env_id=env_id, data=data, val=val, playing=playing)
     refuse_start(sources, out=out, resume=resume)
     prepare_process(0)
+    from agentrl.errors import Interrupted
     from agentrl.sft import fine_tune
+    from agentrl.train.preemption import going_on
+    from agentrl.train.sft import SAME_COMMAND
+    from agentrl.train.sft_config import FOLDER
 
     work = fine_tune(settings, sources, model=model, out=out, resume=resume, quiet=quiet)
-    facts = asyncio.run(work)
+    try:
+        facts = asyncio.run(work)
+    except KeyboardInterrupt:
+        run = out / FOLDER
+        if not run.is_dir():  # a start that wrote nothing, and leaves nothing behind
+            raise
+        raise Interrupted(f"stopped by Ctrl-C; {going_on(run, SAME_COMMAND)}") from None
     if as_json:
         print_json(facts)
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import click
 
@@ -34,9 +35,18 @@ def command(env_id: str | None, resume: str | None, overrides: tuple[str, ...]) 
         if not quiet:
             click.echo(text, err=True)
 
+    from agentrl.errors import Interrupted
     from agentrl.launch import train
     from agentrl.limits import within_positions
+    from agentrl.train.preemption import going_on, resume_command
 
     if resume is None:
         config = within_positions(config, settings, announce=announce)
-    asyncio.run(train(config, announce=announce))
+    runs = [] if resume is None else [Path(resume)]
+    try:
+        asyncio.run(train(config, announce=announce, begun=runs.append))
+    except KeyboardInterrupt:  # everything is closed by now, checkpoints too
+        if not runs:  # nothing was written that could be resumed
+            raise
+        run = runs[-1]
+        raise Interrupted(f"stopped by Ctrl-C; {going_on(run, resume_command(run))}") from None

@@ -4,15 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from types import FrameType
 
 from agentrl.errors import EXIT_PREEMPTED
+from agentrl.train.manifest import step_of
+
+
+def going_on(run: Path, command: str) -> str:
+    """Say what of a run that was stopped is saved, and that ``command`` goes on with it.
+
+    Read from its folder: the last checkpoint may have been begun, and not be complete.
+    """
+    folder = run / "checkpoints"
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    steps = [step for step in map(step_of, names) if step]
+    if not steps:
+        return f"no checkpoint is saved yet, so it begins anew with {command}"
+    return f"the checkpoint of step {max(steps)} is saved; go on with {command}"
+
+
+def resume_command(run: Path) -> str:
+    """Return what a shell takes to go on with a run of `agentrl train`."""
+    return f"agentrl train --resume {shlex.quote(str(run))}"
 
 
 @contextmanager
@@ -20,7 +41,7 @@ def stop_on_sigterm(
     request_stop: Callable[[str], None],
     *,
     grace_s: float,
-    how_to_go_on: str,
+    how_to_go_on: Callable[[], str],
     setting: str = "trainer.grace_s",
     at_once: bool = False,
 ) -> Iterator[None]:
@@ -32,7 +53,7 @@ def stop_on_sigterm(
 
     Args:
         request_stop: called on the running event loop, with what asked for it.
-        how_to_go_on: said where the time was too short.
+        how_to_go_on: what to say where the time was too short; asked then, in another thread.
         setting: that ``grace_s`` comes from.
         at_once: call ``request_stop`` where the signal interrupts the main thread, for work that
             lets no event loop turn; it may only take a note.
@@ -60,8 +81,10 @@ def stop_on_sigterm(
         signal.signal(signal.SIGTERM, before)
 
 
-def _end(setting: str, how_to_go_on: str) -> None:
-    text = f"Preempted: stopped by SIGTERM, but not ended within {setting}"
-    sys.stderr.write(f"{text}; {how_to_go_on}\n")
-    sys.stderr.flush()
-    os._exit(EXIT_PREEMPTED)
+def _end(setting: str, how_to_go_on: Callable[[], str]) -> None:
+    try:
+        text = f"Preempted: stopped by SIGTERM, but not ended within {setting}"
+        sys.stderr.write(f"{text}; {how_to_go_on()}\n")
+        sys.stderr.flush()
+    finally:  # a disk or a terminal that is gone must not keep the process
+        os._exit(EXIT_PREEMPTED)

@@ -14,7 +14,7 @@ from agentrl.train.interruption import end_if_cancelled
 from agentrl.train.sft_config import SFTConfig
 from agentrl.train.sft_data import EncodedExample, endless, to_batch
 
-HOW_TO_GO_ON = "go on with the same command and --resume"
+SAME_COMMAND = "the same command and --resume"
 _MAX_SKIPPED_IN_A_ROW = 3
 
 
@@ -136,7 +136,9 @@ def run_sft(
         if save is not None and step < total and (reason or _is_due(step, config.save_every)):
             save(done)
         if reason:
-            raise Preempted(f"stopped by {reason} after step {step} of {total}; {HOW_TO_GO_ON}")
+            raise Preempted(
+                f"stopped by {reason} after step {step} of {total}; go on with {SAME_COMMAND}"
+            )
     return SFTResult(
         losses=losses,
         validation_loss=validation_loss,

@@ -37,6 +37,7 @@ from agentrl.train.guards import (
     warn_of_mismatch,
 )
 from agentrl.train.parts import Checkpoints, Learner, Metrics, Placement, Weights
+from agentrl.train.preemption import going_on, resume_command
 from agentrl.train.progress import Progress
 from agentrl.train.waiting import waiting_part
 from agentrl.types import TrajectoryGroup
@@ -164,10 +165,10 @@ class Trainer:
         if self.step > self._saved_step:
             await self.save(score=None)
         self.checkpoints.flush()
-        run = str(self.run_dir.path)
+        run = self.run_dir.path
         raise Preempted(
             f"stopped by {self._stop_reason} after step {self.step} of {self.config.total_steps}; "
-            f"go on with: agentrl train --resume {run}"
+            f"{going_on(run, resume_command(run))}"
         )
 
     async def collect(self) -> list[TrajectoryGroup]:

@@ -121,7 +121,7 @@ def test_sigterm_saves_and_what_is_resumed_equals_the_whole_bit_for_bit(
         cache,
         *("train", "--env", "code_sandbox", *SMALL, f"trainer.run_dir={run}"),
         *("trainer.total_steps=4", "trainer.save_every=2"),
-        program=[str(HERE / "sigterm_at.py"), moment, str(step)],
+        program=[str(HERE / "signal_at.py"), "SIGTERM", moment, str(step)],
     )
     _, err = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 75, err[-6000:]
@@ -132,6 +132,22 @@ def test_sigterm_saves_and_what_is_resumed_equals_the_whole_bit_for_bit(
     assert sorted(names) == ["step_000002", "step_000003"]
     agentrl(cache, "train", "--resume", str(run))
     _assert_same_run(whole_run, run)
+
+
+def test_ctrl_c_says_what_is_saved_and_how_to_go_on(cache: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = start(
+        cache,
+        *("train", "--env", "code_sandbox", *SMALL, f"trainer.run_dir={run}"),
+        *("trainer.total_steps=4", "trainer.save_every=1", "telemetry.quiet=true"),
+        program=[str(HERE / "signal_at.py"), "SIGINT", "collect", "2"],
+    )
+    _, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 130, err[-6000:]
+    assert err.splitlines()[-1] == (
+        "Interrupted: stopped by Ctrl-C; the checkpoint of step 1 is saved; go on with "
+        f"agentrl train --resume {run}"
+    )
 
 
 def _wait_for(path: Path, process: subprocess.Popen[str]) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -431,3 +434,40 @@ def test_half_an_export_is_none(
         code, _, err = agentrl("export", str(tmp_path), str(out), *adapters)
         assert code == 2 and "No space left" in err
         assert not out.exists()
+
+
+@pytest.mark.parametrize("is_begun", [True, False])
+def test_ctrl_c_names_the_command_that_goes_on_where_there_is_a_run(
+    is_begun: bool, agentrl: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def train(config: object, *, announce: object, begun: Callable[[Path], None]) -> None:
+        if is_begun:
+            begun(tmp_path)
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr("agentrl.launch.train", train)
+    code, _, err = agentrl("train", "--env", "guess_number", "telemetry.quiet=true")
+    assert code == 130
+    told = f"no checkpoint is saved yet, so it begins anew with agentrl train --resume {tmp_path}"
+    assert err.splitlines()[-1] == (
+        f"Interrupted: stopped by Ctrl-C; {told}" if is_begun else "interrupted"
+    )
+
+
+def test_ctrl_c_of_supervised_training_says_how_to_go_on(
+    agentrl: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def fine_tune(*arguments: object, **options: object) -> None:
+        (tmp_path / "out" / "sft" / "checkpoints" / "step_000003").mkdir(parents=True)
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr("agentrl.sft.fine_tune", fine_tune)
+    out = str(tmp_path / "out")
+    code, _, err = agentrl("sft", "--env", "guess_number", "--model", "tiny", "--out", out)
+    assert code == 130
+    assert err.splitlines()[-1] == (
+        "Interrupted: stopped by Ctrl-C; the checkpoint of step 3 is saved; go on with the same "
+        "command and --resume"
+    )
