@@ -1,7 +1,7 @@
 """``agentrl bench sync`` with one more arm: buckets through Ray's object store.
 
-Run: ``python benchmarks/weight_sync.py [--shape small|0.5b|1.7b] [--device cpu|cuda]
-[--arms shm,delta] [--bucket-mb 64] [--rounds 5] [--lr 1e-6] [--json]``
+Run: ``python benchmarks/weight_sync.py [--shape small|qwen2.5-0.5b|qwen3-1.7b]
+[--device cpu|cuda] [--arms shm,delta] [--bucket-mb 64] [--rounds 5] [--lr 1e-6] [--json]``
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import argparse
 import importlib.util
 import json
 import os
+import sys
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -76,6 +78,7 @@ def main() -> None:
         repeats=options.rounds,
         wanted=[name for name in options.arms.split(",") if name],
         further={"object_store": object_store_arm} if has_ray else {},
+        announce=partial(print, file=sys.stderr),
     )
     if options.json:
         print(json.dumps({"settings": asdict(settings), "result": asdict(result)}))

@@ -23,6 +23,11 @@ SHAPES: dict[str, Any] = {
         num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=4096,
         tie_word_embeddings=True,
     ),
+    "small": lambda: Qwen2Config(
+        vocab_size=32_000, hidden_size=512, intermediate_size=1536, num_hidden_layers=8,
+        num_attention_heads=8, num_key_value_heads=2, max_position_embeddings=32_768,
+        tie_word_embeddings=True,
+    ),
     "qwen2.5-0.5b": lambda: Qwen2Config(
         vocab_size=151_936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
         num_attention_heads=14, num_key_value_heads=2, max_position_embeddings=32_768,

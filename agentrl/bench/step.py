@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -96,7 +97,7 @@ async def measure_steps(
         config = work.config(policy, Path(folder, "run"), total)
         async with open_trainer(config) as trainer:
             announce(f"{arm}: opened")
-            meter, played = watch(trainer)
+            meter, played = watch(trainer, partial(_tell_step, announce, arm))
             await trainer.fit()
     episodes = (item for step in played for member in step for item in of_trajectory(member))
     intervals = [*meter.intervals, *episodes]
@@ -111,8 +112,17 @@ async def measure_steps(
     return result
 
 
-def watch(trainer: Trainer) -> tuple[IntervalMeter, list[list[Trajectory]]]:
+def _tell_step(announce: Callable[[str], None], arm: str, step: int, total: int) -> None:
+    announce(f"{arm}: step {step} of {total} is trained")
+
+
+def watch(
+    trainer: Trainer, told: Callable[[int, int], None]
+) -> tuple[IntervalMeter, list[list[Trajectory]]]:
     """Have a trainer note when its phases begin and end, and write no checkpoint.
+
+    Args:
+        told: after every update, the number of its step and how many there are.
 
     Returns:
         the meter, and a list to which every step adds the episodes that it took.
@@ -132,6 +142,7 @@ def watch(trainer: Trainer) -> tuple[IntervalMeter, list[list[Trajectory]]]:
 
     def described(groups: Sequence[TrajectoryGroup], batch: TrainBatch) -> Metrics:
         with meter.span("describe"):
+            told(len(played), trainer.config.total_steps)
             return describe(groups, batch)
 
     trainer.assemble = watched

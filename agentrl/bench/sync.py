@@ -41,12 +41,14 @@ def measure_syncs(
     repeats: int,
     wanted: Sequence[str] = (),
     further: Mapping[str, Callable[[Bench], Run]] | None = None,
+    announce: Callable[[str], None] = lambda text: None,
 ) -> SyncResult:
     """Take the arms in turn, after a round of warm-up in which channels are opened.
 
     Args:
         wanted: names of arms, besides the floor; none takes all that are possible here.
         further: arms that the caller brings.
+        announce: told what goes on.
 
     Raises:
         ConfigError: an arm that is not possible on this machine.
@@ -58,11 +60,16 @@ def measure_syncs(
     names = [name for name in known if not wanted or name in {FLOOR, *wanted}]
     with ExitStack() as stack:
         bench = Bench(settings, stack)
-        runs = {name: known[name](bench) for name in names}
+        runs: dict[str, Run] = {}
+        for name in names:
+            runs[name] = known[name](bench)
+            announce(f"{name}: opened")
         arms = {name: Arm(name) for name in names}
         for position, name in enumerate([*names, *interleaved(names, repeats)]):
             seconds = _timed(bench, name, runs[name])
-            if position >= len(names):
+            warm_up = position < len(names)
+            announce(f"{name}: {1e3 * seconds:.1f} ms{', warm-up' if warm_up else ''}")
+            if not warm_up:
                 arms[name].add(seconds, {"bytes": bench.plan.num_bytes})
         steady = bench.changed[_FIRST_STEADY::_PER_ROUND]
         return SyncResult(

@@ -78,11 +78,12 @@ class Shape:
 
 
 SHAPES = {
-    "tiny": Shape(64, 2, 2, 1, 32, 128, 512),
+    "tiny": Shape(64, 2, 2, 2, 32, 128, 512),
     "small": Shape(512, 8, 8, 2, 64, 1536, 32_000),
-    "0.5b": Shape(896, 24, 14, 2, 64, 4864, 151_936),
-    "1.7b": Shape(2048, 28, 16, 8, 128, 6144, 151_936),
+    "qwen2.5-0.5b": Shape(896, 24, 14, 2, 64, 4864, 151_936),
+    "qwen3-1.7b": Shape(2048, 28, 16, 8, 128, 6144, 151_936),
 }
+"""The sizes of `random_policy.SHAPES`, without transformers: every receiver loads this module."""
 
 
 def specs_of(shape: Shape) -> list[WeightSpec]:

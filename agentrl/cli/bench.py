@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_SHAPES = "tiny, small, qwen2.5-0.5b, qwen3-1.7b"
 _COUNT, _COUNT_OR_NONE = click.IntRange(min=1), click.IntRange(min=0)
 
 threads_option = click.option(
@@ -43,7 +44,7 @@ def command() -> None:
 def work_options(**defaults: Any) -> Callable[[F], F]:
     """Take what is sampled: shape, counts, lengths, latencies."""
     options = {
-        "shape": ("tiny", "Random weights in this shape: tiny, qwen2.5-0.5b, qwen3-1.7b."),
+        "shape": ("tiny", f"Random weights in this shape: {_SHAPES}."),
         "prompts": (8, "Prompts of a step."),
         "samples": (4, "Samples per prompt."),
         "prompt-tokens": (64, "Of the first prompt, template included."),
@@ -124,7 +125,7 @@ def rollout(
 
 
 @command.command("sync")
-@click.option("--shape", default="small", show_default=True, help="tiny, small, 0.5b or 1.7b.")
+@click.option("--shape", default="small", show_default=True, help=f"{_SHAPES}.")
 @click.option("--device", default=None, help="cpu or cuda; CUDA where there is one.")
 @click.option("--arms", default="", help="Names, with commas between them; all unless given.")
 @click.option("--bucket-mb", type=_COUNT, default=64, show_default=True)
@@ -146,7 +147,7 @@ def sync(
 
     \b
     agentrl bench sync
-    agentrl bench sync --shape 1.7b --arms cuda_ipc,tensors
+    agentrl bench sync --shape qwen3-1.7b --arms cuda_ipc,tensors
     """
     prepare_process(threads)
     import torch
@@ -161,7 +162,7 @@ def sync(
     refuse_busy_gpu()
     ceilings = _ceilings()
     wanted = [name for name in arms.split(",") if name]
-    result = measure_syncs(settings, repeats=repeats, wanted=wanted)
+    result = measure_syncs(settings, repeats=repeats, wanted=wanted, announce=_tell)
     lines = [f"{result.num_bytes / 1e6:.0f} MB in {result.num_buckets} buckets"]
     if result.changed_share is not None:
         lines.append(f"{result.changed_share:.2%} of the elements change in a step of lr={lr:g}")

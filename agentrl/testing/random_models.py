@@ -103,8 +103,15 @@ SERVED: dict[str, Any] = {
             tie_word_embeddings=True,
         )
     ),
+    "qwen3-1.7b": lambda: Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=151_936, hidden_size=2048, intermediate_size=6144, num_hidden_layers=28,
+            num_attention_heads=16, num_key_value_heads=8, head_dim=128,
+            max_position_embeddings=32_768, tie_word_embeddings=True,
+        )
+    ),
 }  # fmt: skip
-"""Models whose heads are wide enough for vLLM's kernels (32 and more), one of a real shape."""
+"""Models whose heads are wide enough for vLLM's kernels (32 and more), two of real shapes."""
 
 
 def build(name: str = "qwen3", seed: int = 0) -> Any:

@@ -7,14 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import PretrainedConfig
 
 from agentrl.agent.renderer import Renderer
 from agentrl.bench.fixed_work import FixedWork
 from agentrl.bench.random_policy import SHAPES, prompt_chars, shape_of, write_policy
+from agentrl.bench.sync_arms import SHAPES as SYNC_SHAPES
+from agentrl.bench.sync_arms import Shape
 from agentrl.errors import ConfigError
 from agentrl.model.load import load_model
 from agentrl.testing import make_tokenizer
 from agentrl.testing.clock_env import ClockEnv
+from agentrl.testing.random_models import SERVED
 
 
 def test_a_stop_token_is_never_sampled_and_other_tokens_are(tmp_path: Path) -> None:
@@ -59,3 +63,24 @@ def test_the_real_shapes_cost_what_the_formulas_say() -> None:
     for name, kv_bytes in (("qwen2.5-0.5b", 12 * 1024), ("qwen3-1.7b", 112 * 1024)):
         assert shape_of(SHAPES[name](), num_params=1).kv_bytes_per_token == kv_bytes
     assert prompt_chars(100) == prompt_chars(99) + 1
+
+
+def _sizes(config: PretrainedConfig) -> Shape:
+    given = config.to_dict()
+    return Shape(
+        hidden=given["hidden_size"],
+        layers=given["num_hidden_layers"],
+        heads=given["num_attention_heads"],
+        kv_heads=given["num_key_value_heads"],
+        head_dim=given.get("head_dim") or given["hidden_size"] // given["num_attention_heads"],
+        ffn=given["intermediate_size"],
+        vocab=given["vocab_size"],
+    )
+
+
+def test_a_name_means_one_shape_in_every_benchmark() -> None:
+    assert {name: _sizes(make()) for name, make in SHAPES.items()} == SYNC_SHAPES
+    shared = SHAPES.keys() & SERVED.keys()
+    assert shared == {"qwen2.5-0.5b", "qwen3-1.7b"}
+    with torch.device("meta"):
+        assert all(_sizes(SERVED[name]().config) == SYNC_SHAPES[name] for name in shared)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 import pytest
@@ -21,16 +22,30 @@ AHEAD = "ahead:rollout.max_staleness=1 algo.old_logprobs=recompute algo.correcti
 LITTLE = ["--prompts", "2", "--samples", "2", "--turn-tokens", "8", "--prompt-tokens", "40"]
 
 
-def measured(*arguments: str) -> dict[str, Any]:
+def measured(*arguments: str, progress: list[str]) -> dict[str, Any]:
+    """Measure, and see that standard error says what goes on: one line for each pattern."""
     result = CliRunner().invoke(command, [*arguments, "--threads", "1", "--json"])
     assert result.exit_code == 0, (result.output, result.exception)
+    lines = result.stderr.splitlines()
+    for pattern in progress:
+        assert any(re.fullmatch(pattern, line) for line in lines), (pattern, lines)
     return json.loads(result.stdout)
 
 
 @pytest.mark.timeout(240)
 def test_a_step_is_measured_by_phase_and_arm() -> None:
     arms = ["--arm", "one:rollout.n=2", "--arm", AHEAD]
-    whole = measured("step", *LITTLE, *arms, "--steps", "2", "--warmup", "1", "actor.lr=0.0")
+    whole = measured(
+        "step",
+        *LITTLE,
+        *arms,
+        "--steps",
+        "2",
+        "--warmup",
+        "1",
+        "actor.lr=0.0",
+        progress=["one: opened", "ahead: step 3 of 3 is trained"],
+    )
     assert whole["machine"]["versions"]["torch"] and whole["ceilings"]["bytes_per_s"] > 0
     assert whole["asked"]["settings"] == ["actor.lr=0.0"]
     found = whole["found"]
@@ -51,6 +66,7 @@ def test_rollouts_do_the_same_work_under_every_schedule() -> None:
     whole = measured(
         "rollout", *LITTLE, "--turns", "2", "--latency-median-s", "0.001",
         "--latency-p99-s", "0.01", "--repeats", "2", "--batch", "2",
+        progress=[rf"{name}: [0-9.]+ s, .* tokens/s" for name in ("batch", "barrier", "async")],
     )  # fmt: skip
     arms = {arm["name"]: arm for arm in whole["found"]["arms"]}
     assert arms.keys() == {"batch", "barrier", "async"}
@@ -61,7 +77,16 @@ def test_rollouts_do_the_same_work_under_every_schedule() -> None:
 
 @pytest.mark.timeout(240)
 def test_a_sync_is_measured_beside_its_floor() -> None:
-    found = measured("sync", "--shape", "tiny", "--arms", "shm", "--repeats", "2")["found"]
+    found = measured(
+        "sync",
+        "--shape",
+        "tiny",
+        "--arms",
+        "shm",
+        "--repeats",
+        "2",
+        progress=["shm: opened", r"floor: [0-9.]+ ms, warm-up", r"shm: [0-9.]+ ms"],
+    )["found"]
     assert [arm["name"] for arm in found["arms"]] == ["floor", "shm"]
     assert all(len(arm["seconds"]) == 2 for arm in found["arms"])
     assert found["num_bytes"] > 100_000 and found["changed_share"] is None
