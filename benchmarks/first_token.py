@@ -27,7 +27,7 @@ import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -41,9 +41,10 @@ from agentrl.rollouts import LocalRollouts
 from agentrl.telemetry.run_dir import RunDir
 from agentrl.types import GenerateRequest, SamplingParams
 from agentrl.weights.channels import open_sender
+from agentrl.weights.channels.base import Address
 from agentrl.weights.plan import BucketPlan
 from agentrl.weights.push import StreamSource, push
-from agentrl.weights.served import ServedWeights
+from agentrl.weights.served import ServedWeights, WeightSpec
 
 Publish = Callable[[int], Awaitable[dict[str, float]]]
 """Version -> seconds by part."""
@@ -143,8 +144,18 @@ class ClockedSink:
         self._last = time.perf_counter()
         self.seconds: dict[str, float] = defaultdict(float)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sink, name)
+    @property
+    def num_receivers(self) -> int:
+        return self._sink.num_receivers
+
+    def weight_specs(self) -> Sequence[WeightSpec]:
+        return self._sink.weight_specs()
+
+    async def connect(self, plan: BucketPlan, address: Address) -> None:
+        await self._sink.connect(plan, address)
+
+    async def give_up_update(self, reason: str) -> None:
+        await self._sink.give_up_update(reason)
 
     async def begin_update(self) -> None:
         await self._sink.begin_update()

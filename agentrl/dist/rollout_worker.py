@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from agentrl.dist.weight_sync.place import Place, Target, has_gpu
+from agentrl.dist.weight_sync.place import Place, Target, num_gpus
 from agentrl.errors import ConfigError, EngineError, TrainingError
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.tasks import Dispatch
@@ -27,6 +27,7 @@ from agentrl.weights.channels.base import Address
 from agentrl.weights.collect import CollectingSink
 from agentrl.weights.plan import BucketPlan
 from agentrl.weights.push import WeightSink
+from agentrl.weights.relay import RelaySink
 from agentrl.weights.served import ServedWeights
 
 
@@ -133,6 +134,7 @@ class RolloutWorker:
         self._leave = asyncio.Event()
         self._has_weights = False
         self._sink: WeightSink | None = None
+        self._relay: RelaySink | None = None
 
     async def start(self) -> dict[str, str]:
         """Open everything; returns name -> dtype of the weights that are served.
@@ -199,15 +201,21 @@ class RolloutWorker:
 
     async def weight_target(self) -> Target:
         """Say where this process is and what weights it takes."""
-        sink = self._weight_sink()
+        sink = self._engine_sink()
         return Target(
-            place=Place.of_this_process(on_gpu=has_gpu()),
+            place=Place.of_this_process(on_gpu=num_gpus() > 0),
             num_receivers=sink.num_receivers,
+            num_gpus=num_gpus(),
             specs=tuple(sink.weight_specs()),
         )
 
     async def connect(self, plan: BucketPlan, address: Address) -> None:
         """See :class:`~agentrl.weights.push.WeightSink`, as for what follows."""
+        if self._relay is not None:
+            self._relay.close()
+            self._relay = None
+        if (await self.weight_target()).relays(address.transport):
+            self._relay = RelaySink(self._engine_sink(), device=self._device())
         await self._weight_sink().connect(plan, address)
 
     async def begin_update(self) -> None:
@@ -229,14 +237,19 @@ class RolloutWorker:
         await self._weight_sink().give_up_update(reason)
 
     def _weight_sink(self) -> WeightSink:
+        return self._relay or self._engine_sink()
+
+    def _engine_sink(self) -> WeightSink:
         if self._sink is None:
             engine = self._started().engine
             if isinstance(engine, WeightSink) and engine.num_receivers:
                 self._sink = engine
             else:
-                device = "cuda:0" if has_gpu() else "cpu"
-                self._sink = CollectingSink(engine, device=device)
+                self._sink = CollectingSink(engine, device=self._device())
         return self._sink
+
+    def _device(self) -> str:
+        return "cuda:0" if num_gpus() else "cpu"
 
     async def sleep(self, level: int = 1) -> None:
         """Give the device to the training engine."""
@@ -251,6 +264,8 @@ class RolloutWorker:
         self._leave.set()
         if self._serving is not None:
             await asyncio.gather(self._serving, return_exceptions=True)
+        if self._relay is not None:  # engines that map its memory are gone
+            self._relay.close()
 
     def _started(self) -> RolloutHost:
         if self._host is None:

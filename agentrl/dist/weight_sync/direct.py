@@ -204,7 +204,7 @@ class DirectChannel:
         sending = senders_of(transport, self._places, targets)
         receivers = [0] * len(self._places)
         for rank, target in zip(sending, targets, strict=True):
-            receivers[rank] += target.num_receivers
+            receivers[rank] += target.num_members(transport)
         addresses = await self._call("open", transport, self._plan, receivers, self._timeout_s)
         await call_all(
             [

@@ -35,13 +35,23 @@ class Target:
 
     place: Place
     num_receivers: int
-    """Processes that open the channel."""
+    """Processes that load weights there: ranks of engines."""
+    num_gpus: int
+    """That it sees, for all of them."""
     specs: tuple[WeightSpec, ...]
 
+    def num_members(self, transport: str) -> int:
+        """Return how many of its processes open a channel of a transport."""
+        return 1 if self.relays(transport) else self.num_receivers
 
-def has_gpu() -> bool:
-    """Whether torch sees a GPU; does not occupy it."""
-    return torch.cuda.device_count() > 0
+    def relays(self, transport: str) -> bool:
+        """Whether one process takes buckets for the engines that share its GPU."""
+        return transport == "nccl" and self.num_receivers > self.num_gpus
+
+
+def num_gpus() -> int:
+    """Return how many GPUs torch sees; occupies none."""
+    return torch.cuda.device_count()
 
 
 def choose_transport(wanted: str, ranks: Sequence[Place], targets: Sequence[Target]) -> str:
@@ -84,6 +94,8 @@ def _ipc_problem(ranks: Sequence[Place], targets: Sequence[Target]) -> str | Non
                 f"a rollout worker is on {_words(target.place)}, where no rank trains "
                 f"({', '.join(_words(place) for place in ranks[:4])})"
             )
+        if target.num_gpus > 1:
+            return f"an engine of a rollout worker is spread over {target.num_gpus} GPUs"
     return None
 
 
@@ -93,6 +105,8 @@ def _nccl_problem(ranks: Sequence[Place], targets: Sequence[Target]) -> str | No
         return "rank 0 and every rollout worker need a GPU"
     if len(set(places)) < len(places):
         return "two of rank 0 and the rollout workers share a GPU, which nccl cannot use"
+    if any(target.num_receivers > target.num_gpus > 1 for target in targets):
+        return "several engines of a rollout worker are spread over the same GPUs"
     return None
 
 

@@ -57,7 +57,7 @@ class Worker(TensorSink):
     async def weight_target(self) -> Target:
         self._alive("weight_target")
         place = Place.of_this_process(on_gpu=False)
-        return Target(place=place, num_receivers=1, specs=tuple(self.weight_specs()))
+        return Target(place=place, num_receivers=1, num_gpus=0, specs=tuple(self.weight_specs()))
 
     async def connect(self, plan: BucketPlan, address: Address) -> None:
         self.outdated = False

@@ -13,7 +13,11 @@ def at(host: str, gpu: str | None = None) -> Place:
 
 
 def on(*places: Place) -> list[Target]:
-    return [Target(place=place, num_receivers=1, specs=()) for place in places]
+    return [Target(place=place, num_receivers=1, num_gpus=1, specs=()) for place in places]
+
+
+def worker(place: Place, num_receivers: int, num_gpus: int) -> Target:
+    return Target(place=place, num_receivers=num_receivers, num_gpus=num_gpus, specs=())
 
 
 A, B = at("a"), at("b")
@@ -54,6 +58,23 @@ def test_a_transport_that_cannot_work_there_is_refused(
 ) -> None:
     with pytest.raises(EngineError, match=f"transport={wanted}: .*{message}.*auto"):
         choose_transport(wanted, ranks, on(*workers))
+
+
+@pytest.mark.parametrize(
+    ("target", "transport", "num_members"),
+    [
+        (worker(A1, 2, 1), "nccl", 1),  # two engines on a GPU: one process receives for both
+        (worker(B0, 2, 2), "nccl", 2),  # an engine of two ranks, each with its own
+        (worker(A0, 2, 1), "cuda_ipc", 2),
+        (worker(A0, 2, 2), "object_store", 2),  # a rank is on a GPU that the sender cannot share
+        (worker(A1, 4, 2), "object_store", 4),
+    ],
+)
+def test_engines_that_share_gpus_get_what_their_gpus_can_take(
+    target: Target, transport: str, num_members: int
+) -> None:
+    assert choose_transport("auto", [A0], [target]) == transport
+    assert target.num_members(transport) == num_members
 
 
 def test_each_worker_hears_from_the_rank_on_its_gpu() -> None:
