@@ -319,19 +319,23 @@ def _hf_sampler(config: Config, common: dict[str, Any]) -> SamplerNeed:
 def _vllm_sampler(
     config: Config, shape: ModelShape, common: dict[str, Any], on_gpus: list[Gpu]
 ) -> SamplerNeed:
-    """Return the need of vLLM's processes, which claim their share when they start."""
+    """Return the need of vLLM, which claims its share when it starts."""
     rollout = config.rollout
-    if on_gpus:
+    common = common | {"num_slots": 0, "session_cache_bytes": 0}
+    if on_gpus:  # weights and processes are within the share
         workers = common["num_on_gpu"]  # the fraction is of all engines on a GPU
         chosen = _chosen_gpu(config.model.device, on_gpus)
         claimed = int(rollout.gpu_memory_fraction * chosen.total_bytes) // workers
-    else:
-        known = {field.name for field in fields(VLLMEngineConfig)}
-        given = {k: v for k, v in rollout.engine.kwargs.items() if k in known}
-        cache = VLLMEngineConfig(**given).cpu_cache_mb * _MIB
-        one = MASTER_BYTES * shape.num_params + cache + 2 * _HOST_PROCESS_BYTES
-        claimed = rollout.replicas_per_gpu * one
-    return SamplerNeed(**common, num_slots=0, session_cache_bytes=0, claimed_bytes=claimed)
+        return SamplerNeed(**common, claimed_bytes=claimed)
+    known = {field.name for field in fields(VLLMEngineConfig)}
+    given = {k: v for k, v in rollout.engine.kwargs.items() if k in known}
+    replicas = rollout.replicas_per_gpu
+    return SamplerNeed(
+        **common,
+        claimed_bytes=replicas * VLLMEngineConfig(**given).cpu_cache_mb * _MIB,
+        weight_bytes=replicas * MASTER_BYTES * shape.num_params,
+        process_bytes=replicas * 2 * _HOST_PROCESS_BYTES,
+    )
 
 
 def _devices(

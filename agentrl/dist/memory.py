@@ -182,14 +182,16 @@ def plan_model(need: ModelNeed, *, memory_bytes: int | None) -> RolePlan:
 def plan_sampler(need: SamplerNeed) -> RolePlan:
     """Return what one engine holds: its weights always, its cache while it samples too.
 
-    The cache has a row per slot, and room for saved sessions. What an engine claims as a whole
-    stands under its cache, and all of it is given up where the engine sleeps.
+    The cache has a row per slot, and room for saved sessions. What an engine claims as a whole, on
+    a GPU, stands under its cache, and all of it is given up where the engine sleeps.
     """
     if need.claimed_bytes is not None:
         claim = {KV_CACHE: need.claimed_bytes}
+        beside = {WEIGHTS: need.weight_bytes, PROCESS: need.process_bytes}
+        standing = beside | {BUCKETS: need.bucket_bytes}
         return RolePlan(
             role=ROLLOUT,
-            standing=_present({BUCKETS: need.bucket_bytes} | ({} if need.sleeps else claim)),
+            standing=_present(standing | ({} if need.sleeps else claim)),
             working={ROLLOUT: claim if need.sleeps else {}},
         )
     per_token = need.shape.kv_values * need.value_bytes

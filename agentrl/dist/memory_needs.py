@@ -82,8 +82,12 @@ class SamplerNeed:
     bucket_bytes: int = 0
     """For weights on their way here, where the sender's memory cannot be read."""
     claimed_bytes: int | None = None
-    """What an engine with processes of its own takes at start, whatever it serves; None: what its
-    slots need."""
+    """What an engine with processes of its own takes at start, whatever it serves: for its cache,
+    and on a GPU for all that it holds there; None: what its slots need."""
+    weight_bytes: int = 0
+    """Of an engine that claims its cache alone."""
+    process_bytes: int = 0
+    """Of the processes that such an engine starts, before they hold a tensor."""
 
 
 class Memory(StrEnum):

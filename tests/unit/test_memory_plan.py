@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from agentrl import memory_plan
 from agentrl.config.load import load
 from agentrl.config.schema import Config
 from agentrl.dist.machine import Gpu, HostMemory
+from agentrl.dist.memory import KV_CACHE, PROCESS, ROLLOUT, WEIGHTS
+from agentrl.dist.model_shape import model_shape
 from agentrl.errors import ConfigError, MemoryPlanError
 from agentrl.memory_plan import check_memory, keep_plan, plan_run, sleep_level
+from agentrl.model.describe import model_config
 
 GIB = 2**30
 AHEAD = ["rollout.max_staleness=1", "algo.old_logprobs=recompute", "algo.correction.weight=token"]
@@ -173,3 +177,15 @@ def test_engines_that_sample_while_a_step_trains_cannot_sleep(
         sleep_level(config, plan_run(config))
     _set_machine(monkeypatch, gpus=0)
     assert sleep_level(config, plan_run(config)) == 0, "nothing is shared"
+
+
+def test_what_vllm_holds_on_a_cpu_is_named_for_what_it_is(model: str) -> None:
+    settings = [f"model.path={model}", "rollout=vllm", "rollout.max_context_tokens=2048"]
+    config = _config(*settings, "rollout.engine.kwargs.cpu_cache_mb=512")
+    planned = plan_run(replace(config, rollout=replace(config.rollout, replicas_per_gpu=2)))
+    assert planned.plan is not None
+    role = next(role for role in planned.plan.devices[0].roles if role.role == ROLLOUT)
+    shape = model_shape(model_config(model))
+    assert role.standing[KV_CACHE] == 2 * 512 * 2**20
+    assert role.standing[WEIGHTS] == 2 * 4 * shape.num_params
+    assert role.standing[PROCESS] == 4 * 700 * 2**20
