@@ -27,6 +27,7 @@ def stopping(method: Callable[..., Any], step: int, number: int) -> Callable[...
 
 if __name__ == "__main__":
     number, moment, step = signal.Signals[sys.argv[1]], sys.argv[2], int(sys.argv[3])
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     name = METHODS[moment]
     setattr(Trainer, name, stopping(getattr(Trainer, name), step, number))
     sys.argv = ["agentrl", *sys.argv[4:]]

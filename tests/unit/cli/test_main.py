@@ -9,7 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -436,6 +436,15 @@ def test_half_an_export_is_none(
         assert not out.exists()
 
 
+@pytest.fixture
+def _ctrl_c() -> Iterator[None]:
+    """Have SIGINT raise: a job in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_ctrl_c")
 @pytest.mark.parametrize("is_begun", [True, False])
 def test_ctrl_c_names_the_command_that_goes_on_where_there_is_a_run(
     is_begun: bool, agentrl: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -455,6 +464,7 @@ def test_ctrl_c_names_the_command_that_goes_on_where_there_is_a_run(
     )
 
 
+@pytest.mark.usefixtures("_ctrl_c")
 def test_ctrl_c_of_supervised_training_says_how_to_go_on(
     agentrl: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
