@@ -1,27 +1,27 @@
 """A stand-in for an SGLang server that speaks its JSON and computes with a model of transformers.
 
-After SGLang 0.5.16, as its sources have it: names and types of fields, what is refused and with
-which status, abort by beginnings of ids, a cache that is flushed only when nothing runs, stop
-tokens that ``ignore_eos`` ignores too, noise by seed and position, weights as pickled tensors. One
-sequence is computed at a time, in full, token by token: it is for tiny models.
+After SGLang 0.5.16, as its sources have it and as it was found to behave: names and types of
+fields, what is refused and with which status and what ends the server, abort by beginnings of ids,
+a cache that is flushed only when nothing runs and lacks the last token of a turn, stop tokens that
+``ignore_eos`` ignores too, noise by seed and position, weights as pickled tensors. One sequence is
+computed at a time, in full, token by token: it is for tiny models.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
-import hashlib
-import io
-import pickle
+import sys
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
 from agentrl.testing.json_server import Answer, JsonServer
+from agentrl.testing.sglang_sampling import sample
+from agentrl.testing.sglang_tensors import ServedTensors
 
 _GENERATE_FIELDS = {
     "rid", "input_ids", "sampling_params", "return_logprob", "logprob_start_len", "stream",
@@ -30,16 +30,6 @@ _SAMPLING_FIELDS = {
     "max_new_tokens", "temperature", "top_p", "top_k", "stop_token_ids", "ignore_eos",
     "sampling_seed", "skip_special_tokens", "no_stop_trim",
 }  # fmt: skip
-_SAFE_MODULES = ("builtins", "collections", "torch", "multiprocessing.reduction")
-
-
-class _SafeUnpickler(pickle.Unpickler):
-    """Loads what SGLang's loads, of what is needed here."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if not any((module + ".").startswith(f"{safe}.") for safe in _SAFE_MODULES):
-            raise RuntimeError(f"Blocked unsafe class loading ({module}.{name})")
-        return super().find_class(module, name)
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +54,8 @@ class SGLangServer:
 
     Attributes:
         http: the server itself, with ``url`` and ``requests``.
-        lose_updates: say that weights were loaded and load nothing, as a broken server would.
+        tensors: its weights.
+        ended: set once something has ended it, as an exception in the scheduler does.
     """
 
     def __init__(
@@ -76,7 +67,8 @@ class SGLangServer:
         step_s: float = 0.0,
     ) -> None:
         self.model = model.eval()
-        self.lose_updates = False
+        self.tensors = ServedTensors(self.model)
+        self.ended = asyncio.Event()
         self.step_s = step_s
         self._context_length = context_length
         self._load_format = load_format
@@ -145,7 +137,7 @@ class SGLangServer:
                 finish = self._step(sequence)
         finally:
             del self._running[sequence.rid]
-            self._cache.append([*sequence.prompt, *sequence.ids])
+            self._cache.append([*sequence.prompt, *sequence.ids[:-1]])  # the last was never fed
             if not self._running:
                 self._idle.set()
         pairs = zip(sequence.logprobs, sequence.ids, strict=True)
@@ -200,12 +192,10 @@ class SGLangServer:
         context = [*sequence.prompt, *sequence.ids]
         with torch.no_grad():
             logits = self.model(torch.tensor([context])).logits[0, -1].double()
-        greedy = sampling["temperature"] < 1e-6
-        scores = torch.log_softmax(logits / (1.0 if greedy else sampling["temperature"]), dim=-1)
-        noisy = scores if greedy else scores + _noise(sampling["sampling_seed"], context, scores)
-        token = int(noisy.argmax())
+        batch = [other.sampling for other in self._running.values()]
+        token, logprob = sample(logits, sampling, batch, len(context))
         sequence.ids.append(token)
-        sequence.logprobs.append(float(scores[token]))
+        sequence.logprobs.append(logprob)
         if len(sequence.ids) >= sampling["max_new_tokens"]:  # before any stop token is looked at
             return {"type": "length", "length": sampling["max_new_tokens"]}
         ends = {*sampling["stop_token_ids"], self.model.config.eos_token_id}
@@ -235,16 +225,9 @@ class SGLangServer:
         if "weights" in self._released:
             return 400, {"success": False, "message": "the weights are released"}
         try:
-            payload = base64.b64decode(body["serialized_named_tensors"][0], validate=True)
-            named = dict(_SafeUnpickler(io.BytesIO(payload)).load())
-            own = dict(self.model.named_parameters())
-            with torch.no_grad():
-                for name, value in named.items():
-                    assert own[name].shape == value.shape, (name, own[name].shape, value.shape)
-                    if not self.lose_updates:
-                        own[name].copy_(value)
-        except Exception as error:
-            return 400, {"success": False, "message": f"{type(error).__name__}: {error}"}
+            self.tensors.load(body["serialized_named_tensors"][0])
+        except Exception:
+            return await self._end()
         if body.get("flush_cache", True):
             self._cache.clear()
         if body.get("weight_version") is not None:
@@ -252,21 +235,18 @@ class SGLangServer:
         return 200, {"success": True, "message": "Success"}
 
     async def _get_weights(self, body: Any, query: Mapping[str, str]) -> Answer:
-        value = dict(self.model.named_parameters()).get(body["name"])
-        if value is None:
+        rows = self.tensors.rows(body["name"], body["truncate_size"])
+        if rows is None:
             return 400, {"error": {"message": "Get parameter by name failed"}}
-        return 200, value.detach().float().numpy().tolist()[: body["truncate_size"]]
+        return 200, rows
 
     async def _check_weights(self, body: Any, query: Mapping[str, str]) -> Answer:
-        total = hashlib.sha256()
-        for name, value in self.model.named_parameters():
-            raw = value.detach().contiguous().view(-1).view(torch.uint8)
-            total.update(name.encode() + raw.numpy().tobytes())
-        return 200, {"success": True, "message": "", "per_engine_checksum": total.hexdigest()}
+        ranks = [{"checksums": self.tensors.checksums(), "parallelism_info": {"rank": 0}}]
+        return 200, {"success": True, "message": "Success.", "ranks": ranks}
 
     async def _release(self, body: Any, query: Mapping[str, str]) -> Answer:
-        if self._running:
-            await self.http.close()  # an assertion there, which takes the server down
+        if self._running:  # an assertion there
+            return await self._end()
         self._released |= set(body["tags"])
         return 200, None
 
@@ -274,11 +254,13 @@ class SGLangServer:
         self._released -= set(body["tags"])
         return 200, None
 
-
-def _noise(seed: int, context: list[int], scores: torch.Tensor) -> torch.Tensor:
-    """Gumbel noise that depends on the seed and the position alone."""
-    source = np.random.Generator(np.random.Philox(key=[seed, len(context)]))
-    return torch.from_numpy(source.gumbel(size=scores.shape))
+    async def _end(self) -> Answer:
+        """End, as an exception that nobody expected ends the server; the answer reaches nobody."""
+        if sys.exception() is not None:
+            traceback.print_exc()
+        await self.http.close()
+        self.ended.set()
+        return 500, ""
 
 
 def main() -> None:
@@ -301,7 +283,8 @@ def main() -> None:
             load_format=given.load_format,
         )
         await server.start(given.port)
-        await asyncio.Event().wait()
+        await server.ended.wait()
+        sys.exit(1)
 
     asyncio.run(serve())
 

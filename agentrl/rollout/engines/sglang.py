@@ -1,14 +1,8 @@
 """Rollout on an SGLang server, by its native API: token ids in, token ids out.
 
 Written against SGLang 0.5.16. What its API does otherwise than one would think, and what is done
-about it here:
+about it here (of how it samples in ``sglang_api``, of weights in ``sglang_served``):
 
-* A sampled token depends on the request's seed and the token's position in the sequence (with
-  ``--enable-deterministic-inference``; without it seeds are ignored). So a turn that goes on with
-  its tokens in the prompt says the same: ``first_index`` needs no word.
-* ``ignore_eos`` ignores ``stop_token_ids`` too, and without it the model's own end token stops a
-  turn although it was not asked for. Such a turn is gone on with here.
-* A turn whose last token is a stop token is said to have ended by length where both hold.
 * ``/abort_request`` aborts every request whose id begins alike: ids are of one length here.
 * An abort is not acknowledged, and overtakes requests that are on their way. Requests are over when
   their answers are here, and the server has nothing left when it flushes its cache, which it does
@@ -40,17 +34,17 @@ from agentrl.rollout.engines.sglang_api import (
     read_answer,
     sampling_body,
 )
+from agentrl.rollout.engines.sglang_served import refuse_other_model, served_specs
 from agentrl.rollout.engines.sglang_server import ServerProcess, wait_until_ready
 from agentrl.rollout.engines.sglang_weights import TensorHandover, packed
 from agentrl.types import GenerateRequest, Generation, SamplingParams, StopReason
 from agentrl.weights.channels import open_receiver
 from agentrl.weights.channels.base import Address, Receiver
-from agentrl.weights.plan import BucketPlan
+from agentrl.weights.plan import BucketPlan, ordered_like
 from agentrl.weights.served import ServedWeights, WeightSpec
 
 NO_WEIGHTS = -1
 _ABORT_AGAIN_S = 1.0
-_DTYPES = {"auto": None, "half": "float16", "float": "float32", "bfloat16": "bfloat16"}
 
 
 class SGLangEngine:
@@ -102,9 +96,9 @@ class SGLangEngine:
         """Start the server, where it is ours to start, and wait until it is ready.
 
         Raises:
-            ConfigError: the server was started with settings that cannot work.
-            EngineError: it is not ready in time.
-            EngineLost: its process ended.
+            ConfigError: the server was started with settings that cannot work, or serves another
+                model.
+            EngineError: it is not ready in time, or lost (EngineLost) as its process ended.
         """
         if self._started or self._closed:
             raise EngineError("the engine was started before; build a new one")
@@ -118,11 +112,8 @@ class SGLangEngine:
                 "the SGLang server ignores seeds: start it with --enable-deterministic-inference, "
                 "or set deterministic=False"
             )
-        dtype = str(info.get("dtype", "auto"))
-        dtype = _DTYPES.get(dtype, dtype) or "bfloat16"
-        self._specs = [
-            WeightSpec(name=name, shape=shape, dtype=dtype) for name, shape in self._shapes.items()
-        ]
+        self._specs = served_specs(self._shapes, info)
+        await refuse_other_model(self._ask, info, self._shapes)
         if info.get("load_format") == "dummy":
             self._unservable = "it was given no weights: await engine.update_weights()"
         else:
@@ -222,7 +213,11 @@ class SGLangEngine:
         body = {
             "rid": turn.rid,
             "input_ids": [*prompt, *turn.ids],
-            "sampling_params": sampling_body(sampling, sampling.max_tokens - len(turn.ids)),
+            "sampling_params": sampling_body(
+                sampling,
+                max_tokens=sampling.max_tokens - len(turn.ids),
+                all_tokens=self._vocab_size if self.config.deterministic else -1,
+            ),
             "return_logprob": True,
             "logprob_start_len": -1,
             "stream": False,
@@ -281,16 +276,20 @@ class SGLangEngine:
         task.add_done_callback(self._telling.discard)
 
     async def _post(self, path: str, body: Any = None, *, timeout_s: float | None = None) -> Reply:
-        limit_s = self.config.call_timeout_s if timeout_s is None else timeout_s
-        try:
-            reply = await self._client.post(path, body, timeout_s=limit_s)
-        except Unreachable as error:
-            if self._closed:
-                raise EngineError("the engine was closed while a request was unfinished") from error
-            raise EngineLost(str(error)) from error
+        reply = await self._ask(path, body, timeout_s=timeout_s)
         if reply.status != 200:
             raise EngineError(f"{self._client.base_url}{path}: {reply.text}")
         return reply
+
+    async def _ask(self, path: str, body: Any = None, *, timeout_s: float | None = None) -> Reply:
+        limit_s = self.config.call_timeout_s if timeout_s is None else timeout_s
+        try:
+            return await self._client.post(path, body, timeout_s=limit_s)
+        except Unreachable as error:
+            if self._closed:
+                raise EngineError("the engine was closed while a request was unfinished") from error
+            log = "" if self._process is None else f"; the end of its log: {self._process.log_end}"
+            raise EngineLost(f"{error}{log}") from error
 
     # ------------------------------------------------------------------ weights
 
@@ -299,8 +298,14 @@ class SGLangEngine:
         return self._specs
 
     async def connect(self, plan: BucketPlan, address: Address) -> None:
-        """Open a channel of buckets."""
+        """Open a channel of buckets.
+
+        Raises:
+            EngineError: they hold other tensors than are served.
+        """
         self._running()
+        pieces = [piece for bucket in plan.buckets for piece in bucket.slices]
+        ordered_like(self._specs, ((piece.name, piece.shape) for piece in pieces))
         if self._receiver is not None:
             self._receiver.close()
         self._plan_for(plan)
@@ -309,11 +314,10 @@ class SGLangEngine:
     def _plan_for(self, plan: BucketPlan) -> TensorHandover:
         if self._handover is None or self._handover.plan != plan:
             self._handover = TensorHandover(
-                self._client,
+                self._ask,
                 plan,
                 device=self.config.device,
                 num_ranks=self.config.tensor_parallel,
-                timeout_s=self.config.call_timeout_s,
                 verify_tensors=self.config.verify_tensors,
             )
         return self._handover
@@ -352,11 +356,11 @@ class SGLangEngine:
 
         Returns:
             the checksums of what was handed to the server: SGLang does not compute ours. Of
-            ``verify_tensors`` tensors the first rows are read back, and its own fingerprint must
-            have changed exactly if ours did.
+            ``verify_tensors`` tensors the first rows are read back, and its own fingerprint of each
+            tensor must have changed exactly if what it was sent for it did.
 
         Raises:
-            EngineError: the server refused, or has not what it was sent.
+            EngineError: the server refused, is gone (EngineLost), or has not what it was sent.
         """
         assert self._handover is not None, "connect comes first"
         try:
@@ -386,6 +390,7 @@ class SGLangEngine:
         Raises:
             EngineError: a tensor is missing, unknown, of another shape or not finite; the server
                 refused one, or has not what it was sent.
+            EngineLost: it is gone.
         """
         self._running()
         plan = BucketPlan.of(self._specs, bucket_bytes=self.config.bucket_mb << 20)

@@ -1,4 +1,18 @@
-"""What goes to SGLang's ``/generate`` and what comes back, and how it is left with nothing."""
+"""What goes to SGLang's ``/generate`` and what comes back, and how it is left with nothing.
+
+What it does otherwise than one would think:
+
+* A sampled token depends on the request's seed and the token's position in the sequence (with
+  ``--enable-deterministic-inference``; without it seeds are ignored). So a turn that goes on with
+  its tokens in the prompt says the same: ``first_index`` needs no word.
+* It depends on the rest of the batch too: noise goes to tokens in order of probability where any
+  request is greedy or cut, and else in order of their ids. A request that says ``top_k`` has it the
+  first way whatever runs beside it, at the price of sorting the vocabulary.
+* Log-probabilities are those before ``top_k`` and ``top_p``.
+* ``ignore_eos`` ignores ``stop_token_ids`` too, and without it the model's own end token stops a
+  turn although it was not asked for. Such a turn is gone on with here.
+* A turn whose last token is a stop token is said to have ended by length where both hold.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +43,19 @@ class OpenTurn:
     num_cached_tokens: int | None = None
 
 
-def sampling_body(sampling: SamplingParams, max_tokens: int) -> dict[str, Any]:
-    """Return ``sampling_params`` of ``/generate`` for what is missing of a turn."""
+def sampling_body(sampling: SamplingParams, *, max_tokens: int, all_tokens: int) -> dict[str, Any]:
+    """Return ``sampling_params`` of ``/generate`` for what is missing of a turn.
+
+    Args:
+        all_tokens: ``top_k`` where nothing is cut: -1, or the size of the vocabulary, which has the
+            server go by order of probability as it does beside requests that are cut.
+    """
     stops = list(sampling.stop_token_ids)
     return {
         "max_new_tokens": max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
-        "top_k": sampling.top_k or -1,
+        "top_k": sampling.top_k or all_tokens,
         "stop_token_ids": stops,
         "ignore_eos": not stops,
         "sampling_seed": sampling.seed,

@@ -82,7 +82,7 @@ class ServerProcess:
         """
         code = None if self._process is None else self._process.returncode
         if code is not None:
-            raise EngineLost(f"the SGLang server has ended with status {code}: {self._log_end()}")
+            raise EngineLost(f"the SGLang server has ended with status {code}: {self.log_end}")
 
     async def stop(self) -> None:
         """End it and its children, and wait. Idempotent."""
@@ -104,7 +104,9 @@ class ServerProcess:
         if ran:  # of one that failed the log stays
             self._drop_log()
 
-    def _log_end(self) -> str:
+    @property
+    def log_end(self) -> str:
+        """Last lines of its log."""
         if self._log_path is None:
             return "no log"
         try:

@@ -13,17 +13,23 @@ import base64
 import io
 import itertools
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
 
-import numpy as np
 import torch
 import torch.multiprocessing
 from torch import Tensor
 
-from agentrl.errors import EngineError
-from agentrl.rollout.engines.http import JsonClient
+from agentrl.errors import EngineError, EngineLost
+from agentrl.rollout.engines.sglang_served import (
+    Ask,
+    Update,
+    read_rows,
+    readable,
+    refuse_unchanged,
+    served_fingerprints,
+)
 from agentrl.weights.checksum import checksum
 from agentrl.weights.plan import BucketPlan, PlannedBucket
 
@@ -35,34 +41,33 @@ class TensorHandover:
     """Hands buckets to a server.
 
     Args:
+        ask: of the server.
         plan: of the buckets.
         device: of the buffer.
         num_ranks: of the server's tensor parallelism; each takes its part by itself.
-        timeout_s: for the server to answer.
         verify_tensors: tensors that are read back after an update.
     """
 
     def __init__(
         self,
-        client: JsonClient,
+        ask: Ask,
         plan: BucketPlan,
         *,
         device: str,
         num_ranks: int,
-        timeout_s: float,
         verify_tensors: int,
     ) -> None:
         self.plan = plan
-        self._client = client
+        self._ask = ask
         self._num_ranks = num_ranks
-        self._timeout_s = timeout_s
-        self._verify_tensors = verify_tensors
+        pieces = [piece for bucket in plan.buckets for piece in bucket.slices]
+        self._readable = readable({piece.name: piece.shape for piece in pieces})
+        self._verify_tensors = min(verify_tensors, len(self._readable))
         self._next_verified = 0
         self._rows: dict[str, list[float]] = {}
         self._buffer = _buffer(max(plan.slot_bytes, 1), device)
         self._held: Tensor | None = None
-        self._sent: tuple[dict[str, int], str | None] = ({}, None)
-        """Checksums and the server's fingerprint of the update before."""
+        self._last = Update(sums={}, prints=None)
         self.sums: dict[str, int] = {}
 
     def begin(self) -> None:
@@ -77,6 +82,7 @@ class TensorHandover:
 
         Raises:
             EngineError: it holds values that are not finite, or the server refused it.
+            EngineLost: it ended the server.
         """
         if index == len(self.plan.buckets) - 1:
             self._held = flat.clone()
@@ -88,15 +94,16 @@ class TensorHandover:
 
         Raises:
             EngineError: the server refused it, or has not what it was sent.
+            EngineLost: it ended the server.
         """
         held, self._held = self._held, None
         assert held is not None, "the last bucket is missing"
-        before, self._sent = self._sent, ({}, None)
+        before, self._last = self._last, Update(sums={}, prints=None)
         await self._hand_over(len(self.plan.buckets) - 1, held, version=version)
         await self._verify_rows()
-        found = await served_fingerprint(self._client, timeout_s=self._timeout_s)
-        refuse_unchanged(before, (self.sums, found))
-        self._sent = dict(self.sums), found
+        after = Update(sums=dict(self.sums), prints=await served_fingerprints(self._ask))
+        refuse_unchanged(before, after)
+        self._last = after
 
     async def _hand_over(self, index: int, flat: Tensor, *, version: int | None) -> None:
         bucket = self.plan.buckets[index]
@@ -116,9 +123,13 @@ class TensorHandover:
         }
         if version is not None:
             body["weight_version"] = str(version)
-        reply = await self._client.post(
-            "/update_weights_from_tensor", body, timeout_s=self._timeout_s
-        )
+        try:
+            reply = await self._ask("/update_weights_from_tensor", body)
+        except EngineLost as error:
+            raise EngineLost(
+                f"SGLang went away while it loaded weights ({bucket.slices[0].name} …), as it does "
+                f"where its model has other shapes than the one that is trained: {error}"
+            ) from error
         if reply.status != 200:
             raise EngineError(f"SGLang refused weights ({bucket.slices[0].name} …): {reply.text}")
 
@@ -133,38 +144,21 @@ class TensorHandover:
                 self._rows[name] = value[:_ROWS].float().flatten().tolist()
 
     def _verified_names(self) -> set[str]:
-        names = [piece.name for bucket in self.plan.buckets for piece in bucket.slices]
-        count = min(self._verify_tensors, len(names))
-        turns = itertools.islice(itertools.cycle(names), self._next_verified, None)
-        return set(itertools.islice(turns, count))
+        turns = itertools.islice(itertools.cycle(self._readable), self._next_verified, None)
+        return set(itertools.islice(turns, self._verify_tensors))
 
     async def _verify_rows(self) -> None:
         """Read rows back and compare."""
         rows, self._rows = self._rows, {}
         for name, expected in rows.items():
-            found = await self._read(name)
+            found = await read_rows(self._ask, name, _ROWS)
             if found is not None and found != expected:
                 raise EngineError(
                     f"scrambled policy: SGLang serves {name!r} otherwise than it was sent; "
                     "sampling from it would train another policy"
                 )
-        names = sum(len(bucket.slices) for bucket in self.plan.buckets)
-        self._next_verified = (self._next_verified + self._verify_tensors) % max(names, 1)
-
-    async def _read(self, name: str) -> list[float] | None:
-        """Return the first rows of a tensor as served; None where the server cannot read it."""
-        body = {"name": name, "truncate_size": _ROWS}
-        reply = await self._client.post("/get_weights_by_name", body, timeout_s=self._timeout_s)
-        if reply.status != 200 or not isinstance(reply.body, list):
-            return None
-        rows = reply.body
-        try:
-            flat = np.asarray(rows, dtype=np.float64).reshape(-1)
-        except (TypeError, ValueError) as error:
-            raise EngineError(
-                f"{self._client.base_url}: {name!r} was read back in another form: {reply.text}"
-            ) from error
-        return flat.tolist()
+        num_names = max(len(self._readable), 1)
+        self._next_verified = (self._next_verified + self._verify_tensors) % num_names
 
 
 def _buffer(size: int, device: str) -> Tensor:
@@ -198,39 +192,6 @@ def packed(bucket: PlannedBucket, tensors: Sequence[Tensor], device: str) -> Ten
     for view, value in zip(bucket.views(flat), tensors, strict=True):
         view.copy_(value.detach())
     return flat
-
-
-async def served_fingerprint(client: JsonClient, *, timeout_s: float) -> str | None:
-    """Return what the server makes of all its parameters; None where it cannot say.
-
-    Another hash than ours, of fused tensors: it tells that weights changed, not to what.
-    """
-    reply = await client.post("/weights_checker", {"action": "checksum"}, timeout_s=timeout_s)
-    if reply.status != 200 or not isinstance(reply.body, dict):
-        return None
-    return reply.body.get("per_engine_checksum")
-
-
-def refuse_unchanged(
-    before: tuple[Mapping[str, int], str | None], after: tuple[Mapping[str, int], str | None]
-) -> None:
-    """Refuse an update after which the server has what it had, though it was sent something else.
-
-    Args:
-        before, after: checksums of what was sent, and the server's fingerprint.
-
-    Raises:
-        EngineError: stale weights.
-    """
-    (old_sums, old_print), (new_sums, new_print) = before, after
-    if not old_sums or old_print is None or new_print is None:
-        return
-    if (old_sums == new_sums) != (old_print == new_print):
-        what = "did not change" if old_print == new_print else "changed"
-        raise EngineError(
-            f"stale policy: the weights that SGLang serves {what} in the last update, those that "
-            "it was sent did the opposite"
-        )
 
 
 def _pickled(named: Sequence[tuple[str, Tensor]]) -> str:

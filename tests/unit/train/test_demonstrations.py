@@ -161,7 +161,7 @@ BAD = [
 def test_an_environment_that_cannot_demonstrate_is_refused_with_the_reason(
     env: Any, message: str
 ) -> None:
-    async def never(demonstration: Demonstration, index: int) -> None:
+    async def never(demonstration: Demonstration, index: int) -> Sequence[Message]:
         raise AssertionError("nothing to play")
 
     async def run() -> None:

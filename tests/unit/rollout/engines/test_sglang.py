@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 import shutil
+import socket
+import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -12,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.errors import ConfigError, EngineError, EngineLost
 from agentrl.rollout.engines.config import SGLangEngineConfig
@@ -19,10 +23,11 @@ from agentrl.rollout.engines.sglang import SGLangEngine
 from agentrl.testing.random_models import build
 from agentrl.testing.sglang_server import SGLangServer
 from agentrl.types import GenerateRequest, SamplingParams, StopReason
-from agentrl.weights.channels import open_sender
+from agentrl.weights.channels import Address, open_sender
 from agentrl.weights.checksum import checksums
 from agentrl.weights.plan import BucketPlan
 from agentrl.weights.push import StreamSource, WeightSink, push
+from agentrl.weights.served import WeightSpec
 
 pytestmark = pytest.mark.timeout(120)
 PROMPT = [3, 1, 4, 1, 5]
@@ -46,15 +51,16 @@ def with_server(
     *,
     server: dict[str, Any] | None = None,
     eos: int | None = None,
+    builder: str = "tiny-qwen3",
     **settings: Any,
 ) -> None:
     async def main() -> None:
-        model = build("tiny-qwen3")
+        model = build(builder)
         model.config.eos_token_id = eos
         local = SGLangServer(model, **(server or {}))
         await local.start()
         config = SGLangEngineConfig(base_url=local.http.url, max_context=200, **settings)
-        engine = SGLangEngine(build("tiny-qwen3"), config)
+        engine = SGLangEngine(build(builder), config)
         try:
             await engine.start()
             await body(engine, local)
@@ -83,6 +89,9 @@ def test_greedy_ids_and_logprobs_are_those_of_the_model() -> None:
         assert turn.stop_reason is StopReason.LENGTH and turn.num_cached_tokens == 0
         again = await engine.generate(ask())
         assert again.num_cached_tokens == len(PROMPT) - 1
+        follow = dataclasses.replace(ask(), prompt_ids=[*PROMPT, *turn.ids, 1, 2])
+        later = await engine.generate(follow)  # the last token was sampled, and never computed
+        assert later.num_cached_tokens == len(PROMPT) + len(turn.ids) - 1
 
     with_server(body)
 
@@ -178,20 +187,146 @@ def test_weights_come_in_buckets_through_a_channel() -> None:
     with_server(body, server={"load_format": "dummy"})
 
 
-@pytest.mark.parametrize("verify_tensors", [8, 0])
-def test_a_server_that_keeps_the_old_weights_is_found_out(verify_tensors: int) -> None:
+async def say_nothing(body: Any, query: Mapping[str, str]) -> tuple[int, Any]:
+    return 400, {"success": False, "message": "Torch not compiled with CUDA enabled"}
+
+
+@pytest.mark.parametrize("lost", ["", "norm.weight", "layers.1.mlp.down_proj"])
+@pytest.mark.parametrize("by", ["rows", "fingerprints"])
+def test_a_server_that_keeps_an_old_tensor_is_found_out(by: str, lost: str) -> None:
+    old, new = build("tiny-llama", 1), build("tiny-llama", 2)
+
     async def body(engine: SGLangEngine, local: SGLangServer) -> None:
-        await engine.update_weights(build("tiny-qwen3", 1).named_parameters(), 1)
-        local.lose_updates = True
-        with pytest.raises(EngineError, match="scrambled|stale"):
-            await engine.update_weights(build("tiny-qwen3", 2).named_parameters(), 2)
+        if by == "rows":
+            local.http._endpoints["POST /weights_checker"] = say_nothing
+        await engine.update_weights(old.named_parameters(), 1)
+        local.tensors.loses = lambda name: lost in name
+        with pytest.raises(EngineError, match="scrambled" if by == "rows" else "stale"):
+            await engine.update_weights(new.named_parameters(), 2)
         with pytest.raises(EngineError, match="nothing to sample from.*failed"):
             await engine.generate(ask())
-        local.lose_updates = False
-        await engine.update_weights(build("tiny-qwen3", 2).named_parameters(), 3)
-        assert (await engine.generate(ask())).ids == greedy(build("tiny-qwen3", 2))
+        local.tensors.loses = lambda name: False
+        await engine.update_weights(new.named_parameters(), 3)
+        assert (await engine.generate(ask())).ids == greedy(new)
 
-    with_server(body, verify_tensors=verify_tensors)
+    with_server(body, builder="tiny-llama", verify_tensors=99 if by == "rows" else 0)
+
+
+def test_rows_that_the_server_mistakes_for_others_are_not_asked_for() -> None:
+    async def body(engine: SGLangEngine, local: SGLangServer) -> None:
+        keys = local.model.get_parameter("model.layers.0.self_attn.k_proj.weight")
+        mistaken = local.tensors.rows("model.layers.0.self_attn.k_proj.weight", 2)
+        assert mistaken is not None and mistaken != keys[:2].tolist()
+        await engine.update_weights(local.model.named_parameters(), 1)
+        calls = [said["name"] for key, said in local.http.requests if "get_weights" in key]
+        assert len(calls) > 20 and not [name for name in calls if "k_proj" in name]
+
+    with_server(body, builder="tiny-llama", verify_tensors=99)
+
+
+@pytest.mark.parametrize("channel", [False, True])
+@pytest.mark.parametrize("fault", ["unknown", "shape"])
+def test_wrong_weights_are_refused_before_the_server_is_told(fault: str, channel: bool) -> None:
+    """It would say that an unknown tensor was loaded, and end at one of another shape."""
+
+    async def body(engine: SGLangEngine, local: SGLangServer) -> None:
+        params = {name: value.detach().clone() for name, value in local.model.named_parameters()}
+        name = min(params)
+        if fault == "unknown":
+            params = {"model.layers.9.mlp.up_proj.weight": params[name]} | params
+        else:
+            params[name] = params[name].reshape(-1, 1)
+        if channel:
+            given = ((name, tuple(value.shape)) for name, value in params.items())
+            specs = [WeightSpec(name=name, shape=shape, dtype="float32") for name, shape in given]
+            plan = BucketPlan.of(specs, bucket_bytes=1 << 20)
+            with pytest.raises(EngineError, match="proj.weight|embed_tokens"):
+                await engine.connect(plan, Address(transport="shm", timeout_s=5.0))
+        else:
+            with pytest.raises(EngineError, match="weight update: .*(proj.weight|embed_tokens)"):
+                await engine.update_weights(params.items(), 1)
+        assert "POST /update_weights_from_tensor" not in [key for key, _ in local.http.requests]
+
+    with_server(body)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"tie_word_embeddings": False}, "no place for 1 tensors, the first 'lm_head.weight'"),
+        ({"num_hidden_layers": 4}, "no place for 11 tensors, the first 'model.layers.3"),
+        ({"num_hidden_layers": 2}, "nobody trains, 8 tensors, the first 'model.layers.2"),
+    ],
+)
+def test_a_server_of_another_model_is_refused_before_it_is_sent_anything(
+    change: dict[str, Any], problem: str
+) -> None:
+    given = build("tiny-qwen3").config.to_dict() | change
+    del given["layer_types"]
+    model = Qwen3ForCausalLM(Qwen3Config(**given))
+
+    async def main() -> None:
+        local = SGLangServer(build("tiny-qwen3"))
+        await local.start()
+        engine = SGLangEngine(model, SGLangEngineConfig(base_url=local.http.url))
+        with pytest.raises(ConfigError, match=problem):
+            await engine.start()
+        await engine.close()
+        await local.close()
+
+    asyncio.run(main())
+
+
+def test_a_server_that_weights_end_is_lost_and_the_end_of_its_log_is_shown() -> None:
+    async def main() -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        command = [sys.executable, "-m", "agentrl.testing.sglang_server", "--port", "{port}"]
+        other = build("tiny-qwen3").config
+        other.intermediate_size += 8
+        engine = SGLangEngine(
+            Qwen3ForCausalLM(other), SGLangEngineConfig(command=command, port=port)
+        )
+        try:
+            await engine.start()
+            update = engine.update_weights(Qwen3ForCausalLM(other).named_parameters(), 1)
+            with pytest.raises(EngineLost, match=r"(?s)other shapes.*AssertionError.*gate_proj"):
+                await update
+            with pytest.raises(EngineError, match="status 1|nothing to sample from"):
+                await engine.generate(ask())
+        finally:
+            await engine.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("cut", [{"top_k": 1}, {"top_p": 1e-6}])
+def test_a_turn_that_is_cut_to_the_likeliest_token_is_greedy(cut: dict[str, Any]) -> None:
+    async def body(engine: SGLangEngine, local: SGLangServer) -> None:
+        turn = await engine.generate(ask(temperature=1.0, **cut))
+        assert turn.ids == greedy(local.model)
+        assert (await engine.generate(ask(temperature=1.0))).ids != turn.ids
+
+    with_server(body)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_what_runs_beside_a_turn_does_not_change_it_where_a_run_is_deterministic(
+    deterministic: bool,
+) -> None:
+    async def body(engine: SGLangEngine, local: SGLangServer) -> None:
+        alone = await engine.generate(ask(temperature=1.0))
+        beside = asyncio.create_task(engine.generate(ask("greedy", max_tokens=150)))
+        while not local.num_running:
+            await asyncio.sleep(0.001)
+        among = await engine.generate(ask(temperature=1.0))
+        assert not beside.done()
+        assert (among.ids == alone.ids) == deterministic
+        await engine.abort()
+        await beside
+
+    with_server(body, server={"step_s": 0.002}, deterministic=deterministic)
 
 
 def test_weights_that_somebody_else_changed_are_noticed_with_the_next_answer() -> None:
