@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import track
 
+from agentrl.config.code_files import named_files, stamped
 from agentrl.config.load import from_yaml, load
 from agentrl.config.overrides import itemised, parse
 from agentrl.config.schema import Config
@@ -19,13 +21,21 @@ from agentrl.errors import ConfigError, EngineError
 from agentrl.limits import within_positions
 from agentrl.plan import evaluation_plan
 from agentrl.playground import open_playground
+from agentrl.resuming import edited_since
 from agentrl.rollout.tasks import check_tasks
 from agentrl.telemetry.console import say
-from agentrl.train.environments import make_environments, refuse_idle_specs
+from agentrl.train.environments import (
+    Environment,
+    code_files,
+    make_environments,
+    refuse_idle_specs,
+)
 from agentrl.train.evaluate import choose_tasks, dispatches, refuse_censored, stands_still
 from agentrl.train.open_model import is_run, run_config_path
 from agentrl.train.tasks import Splits, bound_lengths, tasks_of
 from agentrl.types import Trajectory
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -87,7 +97,9 @@ async def play_split(
     if split not in known:
         raise ConfigError(f"--split {split!r} is unknown; known: {', '.join(known)}")
     environments = make_environments(config.env, config.tools)
-    if not is_run(config.model.path):  # specs of a run may be for others of its environments
+    if is_run(config.model.path):  # its specs may be for others of its environments
+        _tell_of_other_code(config, environments)
+    else:
         refuse_idle_specs(environments, config.tools.specs)
     tasks: Splits = {split: {}}
     for item in environments:
@@ -114,6 +126,22 @@ async def play_split(
         own = [group for group in groups if group.env_id == item.name]
         refuse_censored(own, what=f"playing {split!r} of {item.name!r}")
     return [trajectory for group in groups for trajectory in group.trajectories]
+
+
+def _tell_of_other_code(config: Config, environments: Sequence[Environment]) -> None:
+    """Warn where a run's policy is played with other code than it was trained with.
+
+    A resume refuses that, since it would make one training of two. Here nothing of the run is
+    written, and to measure it under a grader that was mended is a purpose: so it is only told.
+    """
+    code = code_files(environments, config.tools.specs) | named_files(config)
+    if edited := edited_since(Path(config.model.path), config, stamped(code)):
+        logger.warning(
+            "this is not what the run %s was trained with: %s. For that, start from the folder "
+            "where it was trained, or restore the file",
+            config.model.path,
+            "; ".join(edited),
+        )
 
 
 async def finished(

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.config.code_files import has_same_content, named_files, stamped
+from agentrl.config.code_files import has_same_content, named_files, stamped, texts
 from agentrl.config.load import composed, from_yaml, to_dict
 from agentrl.config.schema import Config
 from agentrl.config.validate import validate
@@ -159,11 +159,7 @@ def refuse_another_training(
         CheckpointError: names each with both values, and why the length of a run is one of them.
     """
     before, now = _stamps(saved), stamped(named_files(config)) if files is None else files
-    edited = [
-        name
-        for name in before.keys() & now.keys()
-        if not has_same_content(before[name], now[name]) and not is_among(name, FREE_ON_RESUME)
-    ]
+    edited = [name for name in _edited(before, now) if not is_among(name, FREE_ON_RESUME)]
     settings = {name: value for name, value in saved.items() if name != FILES}
     code = [{f"the file of {name}": stamps[name] for name in edited} for stamps in (before, now)]
     # A longer run is the same run only where the learning rate does not depend on its length.
@@ -178,6 +174,23 @@ def refuse_another_training(
     )
 
 
+def edited_since(run: Path, config: Config, files: Mapping[str, str]) -> list[str]:
+    """Say which code has another content than when the newest checkpoint of a run was made.
+
+    Where a setting names another file than it did then, that is what was asked for.
+
+    Args:
+        files: stamps of the code now.
+    """
+    _, saved = _newest_checkpoint(run)
+    before, named_then, named_now = _stamps(saved), dict(texts(saved)), dict(texts(to_dict(config)))
+    return [
+        f"{name} was {before[name]!r} and is now {files[name]!r}"
+        for name in _edited(before, files)
+        if named_then.get(name) == named_now.get(name)
+    ]
+
+
 def moved_files(saved: Mapping[str, Any], files: Mapping[str, str]) -> list[str]:
     """Say which code lies elsewhere than when a checkpoint was made, its content unchanged."""
     return [
@@ -185,6 +198,12 @@ def moved_files(saved: Mapping[str, Any], files: Mapping[str, str]) -> list[str]
         for name, before in _stamps(saved).items()
         if name in files and before != files[name] and has_same_content(before, files[name])
     ]
+
+
+def _edited(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return the names under which two kinds of stamps have another content."""
+    shared = sorted(before.keys() & now.keys())
+    return [name for name in shared if not has_same_content(before[name], now[name])]
 
 
 def _stamps(saved: Mapping[str, Any]) -> dict[str, str]:

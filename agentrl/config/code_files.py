@@ -19,7 +19,7 @@ _SPECS = "tools.specs."
 
 def named_files(config: Config) -> dict[str, Path]:
     """Return the dotted key of every setting that names a file of code, or a tool's spec -> it."""
-    found = {key: _file(key, text) for key, text in _texts(to_dict(config))}
+    found = {key: _file(key, text) for key, text in texts(to_dict(config))}
     return {key: path for key, path in found.items() if path is not None}
 
 
@@ -43,15 +43,16 @@ def has_same_content(one: str, other: str) -> bool:
     return one.partition(" ")[0] == other.partition(" ")[0]
 
 
-def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+def texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the dotted key and the value of every setting that is a text."""
     if isinstance(value, str):
         yield key, value
     elif isinstance(value, Mapping):
         for name, inner in value.items():
-            yield from _texts(inner, f"{key}.{name}" if key else str(name))
+            yield from texts(inner, f"{key}.{name}" if key else str(name))
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            yield from _texts(inner, f"{key}[{index}]")
+            yield from texts(inner, f"{key}[{index}]")
 
 
 def _file(key: str, text: str) -> Path | None:

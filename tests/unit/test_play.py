@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import yaml
 
+from agentrl.config.code_files import named_files, stamped
 from agentrl.config.load import load, to_dict
 from agentrl.errors import EngineError
-from agentrl.play import finished, playing_config
+from agentrl.play import finished, play_split, playing_config
+from agentrl.resuming import FILES
 from agentrl.testing.virtual_time import run_virtual
+from agentrl.train.checkpoint import CheckpointStore
 
 
 def test_a_run_brings_its_template_with_its_tokenizer(tmp_path: Path) -> None:
@@ -57,3 +61,42 @@ def test_where_an_episode_fails_the_others_close_what_is_theirs_first() -> None:
     assert closed == ["long"]
     with pytest.raises(TimeoutError, match="of its own"):  # and not: stands still
         run_virtual(play(TimeoutError("of its own")))
+
+
+ENV = 'from agentrl.testing import EchoEnv\n\n\nclass Mine(EchoEnv):\n    """{}"""\n'
+
+
+def test_a_run_that_is_played_with_other_code_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The environment's file of another folder, under the name that the run has for its own."""
+    run = tmp_path / "run"
+    (run / "model").mkdir(parents=True)
+    for folder in ("home", "away"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "env.py").write_text(ENV.format(folder))
+    monkeypatch.chdir(tmp_path / "home")
+    config = load(["env.id=./env.py:Mine"])
+    (run / "config.yaml").write_text(yaml.safe_dump(to_dict(config)))
+    saved = {**to_dict(config), FILES: stamped(named_files(config))}
+    store = CheckpointStore(run / "checkpoints", config=saved)
+    store.save(1, {}, {"step": 1}, score=None)
+    store.flush()
+
+    def stop(*arguments: object, **options: object) -> NoReturn:
+        raise EngineError("far enough")
+
+    monkeypatch.setattr("agentrl.play.open_playground", stop)
+
+    def told() -> str:
+        caplog.clear()
+        with pytest.raises(EngineError, match="far enough"):
+            config = playing_config(None, str(run), [])
+            asyncio.run(play_split(config, split="train", num_samples=1, num_tasks=1))
+        return caplog.text
+
+    assert told() == ""
+    monkeypatch.chdir(tmp_path / "away")
+    found = told()
+    assert f"this is not what the run {run} was trained with: env.id was " in found
+    assert f"{tmp_path}/home/env.py" in found and f"{tmp_path}/away/env.py" in found

@@ -11,7 +11,7 @@ from agentrl.config.code_files import named_files, stamped
 from agentrl.config.load import load, to_dict
 from agentrl.errors import AgentRLError, CheckpointError, ConfigError
 from agentrl.resume import _whole_pools
-from agentrl.resuming import FILES, resumed_config
+from agentrl.resuming import FILES, edited_since, resumed_config
 from agentrl.train.checkpoint import CheckpointStore
 
 BASE = ["env.id=guess_number", "trainer.total_steps=4"]
@@ -181,3 +181,27 @@ def test_a_checkpoint_without_stamps_of_the_code_goes_on(tmp_path: Path, files: 
     store.flush()
     env.write_text("edited")
     assert resumed_config(run, [])
+
+
+def test_code_that_was_edited_since_is_named_where_settings_name_it_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("home", "away"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "env.py").write_text(f"# {folder}")
+    (tmp_path / "home" / "other.py").write_text("# another")
+    monkeypatch.chdir(tmp_path / "home")
+    run = Path(run_at(tmp_path / "run", 2, "env.id=./env.py:Env"))
+
+    def edited(*settings: str) -> list[str]:
+        config = load([*BASE, "env.id=./env.py:Env", *settings])
+        return edited_since(run, config, stamped(named_files(config)))
+
+    assert edited() == []
+    assert edited("env.id=./other.py:Env") == []
+    monkeypatch.chdir(tmp_path / "away")
+    (told,) = edited()
+    assert told.startswith("env.id was ")
+    assert f"{tmp_path}/home/env.py" in told and f"{tmp_path}/away/env.py" in told
+    (tmp_path / "away" / "env.py").write_text("# home")
+    assert edited() == []
