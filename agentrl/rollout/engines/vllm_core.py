@@ -113,13 +113,10 @@ class EngineLoop:
 
     def ready(self) -> Ready:
         """Return what the parent has to know."""
-        import vllm
-
         cache = self._config.cache_config
         blocks = cache.num_gpu_blocks or 0
         return Ready(
             pid=os.getpid(),
-            vllm_version=vllm.__version__,
             device_type="cpu" if self._is_cpu else "cuda",
             specs=self._specs,
             can_sleep=bool(self._config.model_config.enable_sleep_mode),

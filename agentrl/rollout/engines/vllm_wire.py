@@ -36,7 +36,6 @@ class Ready:
     """Answer to :class:`Setup`."""
 
     pid: int
-    vllm_version: str
     device_type: str
     """``cpu`` or ``cuda``."""
     specs: Sequence[tuple[str, tuple[int, ...], str]]
