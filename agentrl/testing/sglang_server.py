@@ -55,6 +55,7 @@ class SGLangServer:
     Attributes:
         http: the server itself, with ``url`` and ``requests``.
         tensors: its weights.
+        model_path: what the server says that its model came from.
         ended: set once something has ended it, as an exception in the scheduler does.
     """
 
@@ -69,6 +70,7 @@ class SGLangServer:
         self.model = model.eval()
         self.tensors = ServedTensors(self.model)
         self.ended = asyncio.Event()
+        self.model_path = ""
         self.step_s = step_s
         self._context_length = context_length
         self._load_format = load_format
@@ -114,6 +116,7 @@ class SGLangServer:
             "version": "0.5.16",
             "dtype": dtype,
             "load_format": self._load_format,
+            "model_path": self.model_path,
             "enable_deterministic_inference": True,
             "context_length": self._context_length,
         }

@@ -2,9 +2,9 @@
 
 As SGLang 0.5.16 does for Llamas and Qwens: queries, keys and values are one tensor to it, gates and
 up-projections another. A name that it does not know is left out with a word in its log, and the
-update is a success. A tensor of another shape is an assertion that nobody catches. Rows can be read
-of Llamas alone, and of their keys and values only where a head is as wide as the hidden size over
-the number of heads.
+update is a success. A projection that is larger than its own is cut to size. Any other tensor of
+another shape is an exception that nobody catches. Rows can be read of Llamas alone, and of their
+keys and values only where a head is as wide as the hidden size over the number of heads.
 """
 
 from __future__ import annotations
@@ -69,6 +69,10 @@ class ServedTensors:
             if own is None:
                 logger.warning("Parameter %s not found in params_dict", name)
                 continue
+            if "_proj." in name:  # each rank takes its part
+                along = 1 if ".o_proj." in name or ".down_proj." in name else 0
+                along = min(along, value.ndim - 1)
+                value = value.narrow(along, 0, own.shape[along])
             assert own.shape == value.shape, (name, own.shape, value.shape)
             if not self.loses(name):
                 own.copy_(value)

@@ -75,6 +75,7 @@ class SGLangEngine:
         command = [part.replace("{port}", port) for part in self.config.command]
         self._process = ServerProcess(command, self.config.log_path) if command else None
         self._shapes = {name: tuple(value.shape) for name, value in model.named_parameters()}
+        self._model_config = model.config.to_dict()
         self._vocab_size = int(model.config.vocab_size)
         self._specs: list[WeightSpec] = []
         self.policy_version = NO_WEIGHTS
@@ -96,8 +97,7 @@ class SGLangEngine:
         """Start the server, where it is ours to start, and wait until it is ready.
 
         Raises:
-            ConfigError: the server was started with settings that cannot work, or serves another
-                model.
+            ConfigError: the server's settings cannot work, or it serves another model.
             EngineError: it is not ready in time, or lost (EngineLost) as its process ended.
         """
         if self._started or self._closed:
@@ -113,7 +113,7 @@ class SGLangEngine:
                 "or set deterministic=False"
             )
         self._specs = served_specs(self._shapes, info)
-        await refuse_other_model(self._ask, info, self._shapes)
+        await refuse_other_model(self._ask, info, self._shapes, self._model_config)
         if info.get("load_format") == "dummy":
             self._unservable = "it was given no weights: await engine.update_weights()"
         else:

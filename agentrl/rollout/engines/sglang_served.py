@@ -3,13 +3,16 @@
 It computes no checksums of ours. It has a fingerprint of each of its tensors (on a GPU), some of
 which hold several of ours; that tells which ones changed, not to what. It reads rows of a tensor
 back, for Llamas. What it was sent it takes at its word: a name that it does not know is left out
-without a refusal, so the two are compared here.
+without a refusal, and a projection that is larger than its own is cut to size (a smaller one ends
+it), so the two are compared here.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +34,10 @@ _STACKED = {
 }
 _DTYPES = {"auto": "bfloat16", "half": "float16", "float": "float32"}
 """What the server calls a dtype -> its name in torch, where that is another."""
+_SIZES = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "vocab_size",
+)  # fmt: skip
 _PARAMETERS = (".weight", ".bias")
 _DRAFT = "draft."
 """Begins the names of a model that only guesses ahead."""
@@ -76,19 +83,23 @@ async def served_fingerprints(ask: Ask) -> dict[str, str] | None:
     } or None
 
 
-async def refuse_other_model(ask: Ask, info: Mapping[str, Any], ours: Collection[str]) -> None:
-    """Refuse a server that would leave tensors out, or keep some that nobody sends.
+async def refuse_other_model(
+    ask: Ask, info: Mapping[str, Any], ours: Collection[str], config: Mapping[str, Any]
+) -> None:
+    """Refuse a server that would cut tensors, leave some out, or keep some that nobody sends.
 
     Where it cannot say, or stacks tensors in other ways than are known here, nothing is refused.
 
     Args:
         info: what the server says of itself.
         ours: names of the tensors that will be sent.
+        config: of the model that is trained.
 
     Raises:
         ConfigError: it serves another model than is trained.
         EngineError: it cannot be reached, or not in time.
     """
+    _refuse_other_sizes(str(info.get("model_path", "")), config)
     served = await served_fingerprints(ask)
     if served is None or info.get("pp_size", 1) != 1:  # stages have copies of tied tensors
         return
@@ -105,6 +116,21 @@ async def refuse_other_model(ask: Ask, info: Mapping[str, Any], ours: Collection
         f"{len(homeless or unfed)} tensors, the first {(homeless or unfed)[0]!r}; give both the "
         "same config.json (its --model-path, and model.path)"
     )
+
+
+def _refuse_other_sizes(model_path: str, config: Mapping[str, Any]) -> None:
+    """Compare sizes where the server's model lies on this machine."""
+    path = Path(model_path) / "config.json"
+    try:
+        served = json.loads(path.read_text()) if model_path else {}
+    except (OSError, ValueError):
+        return
+    found = [name for name in _SIZES if None not in (config.get(name), served.get(name))]
+    if wrong := [name for name in found if config[name] != served[name]]:
+        raise ConfigError(
+            f"the SGLang server serves another model than is trained: {path} has {wrong[0]} = "
+            f"{served[wrong[0]]}, and model.path {config[wrong[0]]}; give both the same config.json"
+        )
 
 
 def refuse_unchanged(before: Update, after: Update) -> None:

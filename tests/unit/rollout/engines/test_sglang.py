@@ -277,6 +277,32 @@ def test_a_server_of_another_model_is_refused_before_it_is_sent_anything(
     asyncio.run(main())
 
 
+def test_a_server_that_would_cut_tensors_to_its_own_size_is_refused(tmp_path: Path) -> None:
+    given = build("tiny-qwen3").config.to_dict()
+    wider = Qwen3ForCausalLM(Qwen3Config(**given | {"intermediate_size": 88}))
+
+    async def main() -> None:
+        local = SGLangServer(build("tiny-qwen3"))
+        await local.start()
+        config = SGLangEngineConfig(base_url=local.http.url, max_context=200)
+        blind = SGLangEngine(wider, config)
+        await blind.start()
+        await blind.update_weights(wider.named_parameters(), 1)  # the server says: Success
+        local.model.save_pretrained(tmp_path)
+        local.model_path = str(tmp_path)
+        engine = SGLangEngine(wider, config)
+        with pytest.raises(ConfigError, match="intermediate_size = 80, and model.path 88"):
+            await engine.start()
+        await engine.close()
+        await blind.close()
+        right = SGLangEngine(local.model, config)
+        await right.start()
+        await right.close()
+        await local.close()
+
+    asyncio.run(main())
+
+
 def test_a_server_that_weights_end_is_lost_and_the_end_of_its_log_is_shown() -> None:
     async def main() -> None:
         with socket.socket() as probe:
@@ -284,14 +310,14 @@ def test_a_server_that_weights_end_is_lost_and_the_end_of_its_log_is_shown() -> 
             port = probe.getsockname()[1]
         command = [sys.executable, "-m", "agentrl.testing.sglang_server", "--port", "{port}"]
         other = build("tiny-qwen3").config
-        other.intermediate_size += 8
+        other.intermediate_size -= 8
         engine = SGLangEngine(
             Qwen3ForCausalLM(other), SGLangEngineConfig(command=command, port=port)
         )
         try:
             await engine.start()
             update = engine.update_weights(Qwen3ForCausalLM(other).named_parameters(), 1)
-            with pytest.raises(EngineLost, match=r"(?s)other shapes.*AssertionError.*gate_proj"):
+            with pytest.raises(EngineLost, match=r"(?s)other shapes.*RuntimeError"):
                 await update
             with pytest.raises(EngineError, match="status 1|nothing to sample from"):
                 await engine.generate(ask())
