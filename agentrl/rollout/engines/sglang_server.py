@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from agentrl.errors import EngineError, EngineLost
+from agentrl.rollout.engines.guard import GroupGuard
 from agentrl.rollout.engines.http import JsonClient, NoAnswer, Unreachable
 
 logger = logging.getLogger(__name__)
@@ -22,7 +23,9 @@ _LOG_LINES = 20
 
 
 class ServerProcess:
-    """A server that was started here; stopped with everything that it has started.
+    """A server that was started here, which ends with this process at the latest.
+
+    What it has started ends with it.
 
     Args:
         command: program and arguments.
@@ -34,6 +37,7 @@ class ServerProcess:
         self._keeps_log = log_path is not None
         self._log_path = None if log_path is None else Path(log_path)
         self._process: asyncio.subprocess.Process | None = None
+        self._guard: GroupGuard | None = None
 
     @property
     def pid(self) -> int:
@@ -56,7 +60,10 @@ class ServerProcess:
                     stderr=log,
                     start_new_session=True,  # its group: the server starts processes of its own
                 )
+            self._guard = GroupGuard(self._process.pid)
         except OSError as error:
+            if self._process is not None:  # nobody would end it
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._drop_log()
             raise EngineError(
                 f"rollout.engine.kwargs.command: {self._command[0]!r} cannot be run with its log "
@@ -101,6 +108,9 @@ class ServerProcess:
             except TimeoutError:
                 continue
         self._process = None
+        if self._guard is not None:
+            self._guard.dismiss()
+            self._guard = None
         if ran:  # of one that failed the log stays
             self._drop_log()
 
