@@ -229,7 +229,7 @@ class SGLangServer:
             return 400, {"success": False, "message": "the weights are released"}
         try:
             self.tensors.load(body["serialized_named_tensors"][0])
-        except Exception:
+        except Exception:  # the real one catches nothing that loading raises, and ends
             return await self._end()
         if body.get("flush_cache", True):
             self._cache.clear()

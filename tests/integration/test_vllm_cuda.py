@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 
@@ -151,7 +152,6 @@ def test_turns_that_begin_while_others_are_decoded_are_computed_whole(fast: Serv
 
 
 def test_an_adapter_changes_what_is_sampled_as_in_the_model(fast: Served, tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
     settings = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
     base = build("tiny-llama", seed=1).to("cuda", torch.bfloat16)
     torch.manual_seed(0)
