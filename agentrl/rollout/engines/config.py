@@ -60,10 +60,11 @@ class VLLMEngineConfig:
     tensor_parallel: int = 1
     """GPUs that the model is split over."""
     enforce_eager: bool | None = None
-    """Launch every kernel by itself instead of replaying CUDA graphs. None: on a CPU only."""
+    """Launch every kernel by itself instead of replaying CUDA graphs of decoding steps. None: on a
+    CPU only."""
     torch_compile: bool = False
     """Let vLLM compile the model too: a start that is one or two minutes longer, for nothing that
-    could be measured below a billion parameters."""
+    could be measured in decoding below a billion parameters."""
     deterministic: bool = False
     """Weights in float32, and kernels whose results do not depend on the batch where the build has
     them."""

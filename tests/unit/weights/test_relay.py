@@ -73,3 +73,42 @@ def test_two_engines_serve_what_one_process_received() -> None:
 def test_a_bucket_before_a_channel_is_an_error() -> None:
     with process_sinks(SPECS, 2) as sinks, pytest.raises(EngineError, match="before the engines"):
         asyncio.run(RelaySink(Several(sinks), device="cpu").load_bucket(0))
+
+
+def test_memory_that_engines_map_is_kept_until_they_have_connected_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class End:
+        """One side of a channel."""
+
+        def __init__(self) -> None:
+            self.address = Address(transport="gloo", timeout_s=1.0, details={})
+            self.is_open = True
+
+        def close(self) -> None:
+            self.is_open = False
+
+    ends: list[End] = []
+    open_at_connect: list[list[bool]] = []
+
+    def open_end(*args: Any, **how: Any) -> End:
+        ends.append(End())
+        return ends[-1]
+
+    class Engines(Several):
+        async def connect(self, plan: BucketPlan, address: Address) -> None:
+            open_at_connect.append([end.is_open for end in ends])
+
+    async def main() -> None:
+        relay = RelaySink(Engines([]), device="cpu")
+        for _ in range(2):
+            await relay.connect(PLAN, End().address)
+        assert [end.is_open for end in ends] == [False, False, True, True]
+        relay.close()
+        relay.close()
+
+    monkeypatch.setattr("agentrl.weights.relay.open_sender", open_end)
+    monkeypatch.setattr("agentrl.weights.relay.open_receiver", open_end)
+    asyncio.run(main())
+    assert open_at_connect == [[True] * 2, [True] * 4]
+    assert not any(end.is_open for end in ends)

